@@ -31,6 +31,7 @@ import anyio.abc
 
 from covenant import daemon_home, daemon_log, daemon_stores
 from covenant import settings as covenant_settings
+from covenant.adapters.console.pages import Services
 from covenant.adapters.http import gateway as http_gateway
 from covenant.adapters.http import listen
 from covenant.adapters.ipc import gateway as ipc_gateway
@@ -278,8 +279,11 @@ async def _http(
         *(opened.server, group),
         origins=settings.http_origins,
         push_urls=allowed,
-        supervisor=opened.runtime.supervised.ask,
-        packages=functools.partial(_view_packages, opened.server, settings),
+        console=Services(
+            opened.runtime.supervised.ask,
+            opened.runtime.supervised.attached,
+            functools.partial(_view_packages, opened.server, settings),
+        ),
     )
     with listen.bind(settings.http_bind, settings.http_port) as sock:
         try:

@@ -184,6 +184,16 @@ class Page:
         self.send("Input.dispatchKeyEvent", type="keyDown", key=key, code=key, windowsVirtualKeyCode=code, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
 
+    def control(self, letter: str) -> None:
+        """Press Control and a letter."""
+        about = {"key": letter, "code": f"Key{letter.upper()}", "windowsVirtualKeyCode": ord(letter.upper())}
+        self.send("Input.dispatchKeyEvent", type="rawKeyDown", modifiers=2, **about)
+        self.send("Input.dispatchKeyEvent", type="keyUp", modifiers=2, **about)
+
+    def type(self, text: str) -> None:
+        """Type a text into the element that has the focus."""
+        self.send("Input.insertText", text=text)
+
     def violations(self) -> list[str]:
         """Return the rules of axe-core that the page breaks, each with the elements."""
         if not self.evaluate("'axe' in window"):

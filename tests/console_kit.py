@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import anyio.from_thread
+import anyio.to_thread
 import pytest
 from anyio.from_thread import BlockingPortal
 
+from covenant.runtime.attached import AttachedTerminal, AttachmentPipes
 from covenant.runtime.supervisor_client import Supervised
+from policy import errors
+from sandbox.run_io import RESIZE
 from tests import browser_kit, cli_daemon_kit, daemon_kit, tui_data, tui_kit
 from tests.browser_kit import ROOT, Page
 from tests.daemon_kit import Daemon
@@ -39,6 +45,8 @@ PAGES = {
     "overview": "#/",
     "runs": "#/runs",
     "run": f"#/runs/{RUN}",
+    "sessions": "#/sessions",
+    "session": f"#/sessions/{tui_data.SESSION['run_id']}",
     "intents": "#/intents",
     "intent": f"#/intents/{INTENT}",
     "workspaces": "#/workspaces",
@@ -56,6 +64,65 @@ PAGES = {
 }
 
 
+# What an agent writes first: markup, the clipboard, a title, a link, colours that need a style of their own.
+SCREEN = (
+    f"{MARKUP}\r\n\x1b]52;c;ZXZpbA==\x07\x1b]0;stolen title\x07\x1b]8;;http://evil.example/\x1b\\LINK\x1b]8;;\x1b\\"
+    "\x1b[38;2;250;250;250mpale\x1b[0m \x1b[1;31mred\x1b[0m \x9b21t\x1bP+q544e\x1b\\\r\nREADY "
+).encode()
+
+
+class Sessions:
+    """Doubles of the shims of sessions: each writes SCREEN and what is typed, and ends at a `Q` with status 7."""
+
+    def __init__(self) -> None:
+        self.typed = bytearray()
+        self.sizes: list[tuple[int, int]] = []
+        self.runs: list[str] = []
+        self.open = 0
+        self.refusal: errors.CovenantError | None = None
+
+    @contextlib.asynccontextmanager
+    async def attached(self, run: str, rows: int, columns: int) -> AsyncIterator[AttachedTerminal]:
+        """As ``Supervised.attached``."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.runs.append(run)
+        self.sizes.append((rows, columns))
+        self.open += 1
+        pipes = AttachmentPipes()
+        stdin, stdout, sizes = (os.dup(fd) for fd in pipes.theirs)
+        agents = [threading.Thread(target=self._agent, args=(stdin, stdout)),
+                  threading.Thread(target=self._resized, args=(sizes,))]  # fmt: skip
+        for one in agents:
+            one.start()
+
+        async def ended() -> Mapping[str, Any]:
+            return {"status": "failed", "exit_status": 7, "message": HOSTILE}
+
+        pipes.release()
+        try:
+            yield AttachedTerminal(run, pipes, ended)
+        finally:
+            pipes.close()
+            for one in agents:
+                await anyio.to_thread.run_sync(one.join)
+            self.open -= 1
+
+    def _agent(self, stdin: int, stdout: int) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(stdout, SCREEN)
+            while (data := os.read(stdin, 4096)) and b"Q" not in data:
+                self.typed += data
+                os.write(stdout, data)
+        os.close(stdin)
+        os.close(stdout)
+
+    def _resized(self, sizes: int) -> None:
+        while size := os.read(sizes, RESIZE.size):
+            self.sizes.append(RESIZE.unpack(size))
+        os.close(sizes)
+
+
 @dataclass
 class Console:
     """A browser that is logged in, its daemon, and the double of the supervisor."""
@@ -64,6 +131,7 @@ class Console:
     daemon: Daemon
     portal: BlockingPortal
     supervisor: tui_kit.Service
+    sessions: Sessions
 
     @property
     def base(self) -> str:
@@ -160,13 +228,16 @@ def opened(home: Path) -> Iterator[Console]:
     async def ask(self: Supervised, kind: str, /, **fields: Any) -> dict[str, Any]:
         return service(kind, **fields)
 
+    sessions = Sessions()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(Supervised, "ask", ask)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(Supervised, "ask", ask)
+        patch.setattr(Supervised, "attached", lambda self, *about: sessions.attached(*about))
         portal = stack.enter_context(anyio.from_thread.start_blocking_portal())
         running = daemon_kit.running(home, http_port=0)
         daemon = stack.enter_context(portal.wrap_async_context_manager(running))
         portal.call(_rows, daemon)
-        one = Console(stack.enter_context(browser_kit.browser()), daemon, portal, service)
+        one = Console(stack.enter_context(browser_kit.browser()), daemon, portal, service, sessions)
         one.page.look("desk", "light")
         one.page.go(one.ask("open_console")["url"])
         one.page.sees("Overview")

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ import anyio
 
 from covenant import fair_share
 from covenant.runtime import packages, supervisor_report
+from covenant.runtime.attached import AttachedTerminal, AttachmentPipes
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult, Spent, Usage, with_spent
 from covenant.wire.types import AgentId
@@ -175,6 +176,30 @@ class Supervised:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
+    @contextlib.asynccontextmanager
+    async def attached(self, run: str, rows: int, columns: int) -> AsyncIterator[AttachedTerminal]:
+        """Attach to the terminal of the run whose id begins so, as this process's user; the end of the block detaches.
+
+        Raises:
+            errors.CovenantError: the supervisor cannot be reached, or refused.
+        """
+        pipes = AttachmentPipes()
+        try:
+            terminal = {"rows": rows, "columns": columns}
+            async with self._asked("attach", fds=pipes.theirs, run=run, terminal=terminal) as heard:
+                with _limited(_ASK_SECONDS, "did not attach in time"):
+                    state = await heard()
+                pipes.release()
+
+                async def ended() -> Mapping[str, Any]:
+                    with _limited(_ASK_SECONDS, "did not say in time how the session ended"):
+                        record: Mapping[str, Any] = (await heard())["record"]
+                    return record
+
+                yield AttachedTerminal(str(state.get("run_id")), pipes, ended)
+        finally:
+            pipes.close()
+
     async def _ask(
         self, kind: str, *, fds: Sequence[int] = (), beside: list[dict[str, Any]] | None = None, **fields: Any
     ) -> dict[str, Any]:
@@ -182,6 +207,23 @@ class Supervised:
 
         Raises:
             errors.CovenantError: the supervisor cannot be reached, or refused.
+        """
+        async with self._asked(kind, fds=fds, **fields) as heard:
+            while True:
+                document = await heard()
+                if document.get("kind") == "rows" and beside is not None:
+                    beside.append(document)
+                elif document.get("kind") != "state":
+                    return document
+
+    @contextlib.asynccontextmanager
+    async def _asked(
+        self, kind: str, *, fds: Sequence[int] = (), **fields: Any
+    ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+        """Send one request on a new connection, which ends with the block. Yields what returns its next document.
+
+        Raises:
+            errors.CovenantError: the supervisor cannot be reached, or refused; also by what is yielded.
         """
         try:
             frame = unix_wire.encode({"kind": kind, **fields})
@@ -191,19 +233,19 @@ class Supervised:
             raise errors.UsageError("the intent is too large")
         # In a thread: connect(2) waits if the supervisor's queue is full, and the listener's credentials are checked.
         sock = await anyio.to_thread.run_sync(self._connect, abandon_on_cancel=False)
+
+        async def heard() -> dict[str, Any]:
+            document = await _document(sock)
+            if document.get("kind") == "error":
+                raise errors.restored(document)
+            return document
+
         try:
             sock.setblocking(False)
             # The supervisor may have refused and closed its half already: its reply must still be read.
             with contextlib.suppress(OSError):
                 await _send(sock, frame, fds)
-            while True:
-                document = await _document(sock)
-                if document.get("kind") == "error":
-                    raise errors.restored(document)
-                if document.get("kind") == "rows" and beside is not None:
-                    beside.append(document)
-                elif document.get("kind") != "state":
-                    return document
+            yield heard
         finally:
             sock.close()
 

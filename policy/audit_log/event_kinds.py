@@ -135,6 +135,8 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
     # A link to the web console, before it is given out; and the login of a browser by it, before its cookie is set.
     "console_link_made": {"expires_at": "int"},
     "console_entered": {"expires_at": "int"},
+    # A page that is attached to the terminal of a session, before anything of it is shown.
+    "console_attached": {"run_id": "text"},
     # An approval's answer, before it is posted: an answer that cannot be logged is not given. The number that it
     # resolved is in `hermes_approval_resolved`, written once the API said it.
     "hermes_approval_answered": {**_RUN, "choice": "text"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import shutil
@@ -17,13 +18,13 @@ import aiohttp
 import anyio
 import pytest
 
-from covenant.adapters.console import asks, files, pages
+from covenant.adapters.console import asks, files, pages, terminals
 from covenant.handlers.state import console_logins
 from covenant.runtime.agent_view import AgentView
 from covenant.runtime.supervisor_client import Supervised
 from covenant.wire import requests
 from policy import errors
-from tests import daemon_kit, http_kit, tui_data, tui_kit
+from tests import console_kit, daemon_kit, http_kit, tui_data, tui_kit
 from tests.daemon_kit import Daemon
 
 pytestmark = pytest.mark.anyio
@@ -182,7 +183,7 @@ async def test_other_pages_and_names_are_refused(covenant_home: Path, supervisor
             {"Sec-Fetch-Site": "none"},
         ]
         for headers in forged:
-            for path in ("ask", "login", "logout", "%61sk"):
+            for path in ("ask", "login", "logout", "%61sk", "attach", "type"):
                 status, document, answered = await browser.post(path, kill, **headers)
                 assert status == 403, (headers, path, document)
                 assert path == "%61sk" or "Access-Control-Allow-Origin" not in answered or headers["Origin"] == other
@@ -247,6 +248,10 @@ async def test_pages_send_no_request_of_authority(covenant_home: Path, superviso
         for fields in refused:
             status, document, _ = await browser.post("ask", {"of": "supervisor", "kind": "workspace", **fields})
             assert (status, document["kind"]) == (400, "error"), (fields, document)
+        # No field becomes a parameter of the client, such as descriptors to pass on.
+        injected: tuple[dict[str, Any], ...] = ({"fds": [0]}, {"beside": []}, {"run": "x"}, {"kind": ["ps"]})
+        for fields in injected:
+            assert (await browser.post("ask", {"of": "supervisor", "kind": "ps", **fields}))[0] == 400
         misfits: tuple[dict[str, Any], ...] = ({}, {"agent_id": 7}, {"agent_id": "x", "more": "x"})
         for fields in misfits:
             assert (await browser.post("ask", {"of": "packages", "kind": "agent_rules", **fields}))[0] == 400
@@ -259,6 +264,69 @@ async def test_pages_send_no_request_of_authority(covenant_home: Path, superviso
         for body in bodies:
             assert (await browser.post("ask", body))[0] == 400
     assert supervisor.asked == []
+
+
+async def test_terminal_is_of_the_page_that_attached(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = console_kit.Sessions()
+    monkeypatch.setattr(Supervised, "attached", lambda self, *about: sessions.attached(*about))
+    run, asked = "6f1f64c0", {"run": "6f1f64c0", "rows": 24, "columns": 80}
+    async with daemon_kit.running(covenant_home, http_port=0) as daemon, logged_in(daemon) as browser:
+        for wrong in (
+            *(
+                {},
+                {"run": run},
+                asked | {"run": "../x"},
+                asked | {"run": 7},
+                asked | {"run": "a" * 37},
+                asked | {"x": 1},
+            ),
+            *(asked | {"rows": one} for one in (0, -1, 1001, True, "24", 1.5, None)),
+        ):
+            assert (await browser.post("attach", wrong))[0] == 400, wrong
+        assert (await browser.post("attach", asked, **{PAGE: None}))[0] == 401
+        assert sessions.runs == []
+        shown = [await _attach(browser, asked) for _ in range(terminals.MOST)]
+        status, document, _ = await browser.post("attach", asked)
+        assert (status, document["code"]) == (200, "too_many_requests")
+        events = http_kit.events(shown[0])
+        await anext(events)
+        name = (await anext(events)).data["chunk"]["terminal"]
+        # What is shown is filtered as `covenant attach` does: the clipboard is out of reach.
+        data = base64.b64decode((await anext(events)).data["chunk"]["data"])
+        assert (b"READY" in data, b"]52;" in data) == (True, False)
+        typed = {"terminal": name, "data": "x"}
+        async with logged_in(daemon) as other:
+            status, document, _ = await other.post("type", typed)
+            assert (status, document["code"]) == (200, "no_such_run")
+        for bad in (typed | {"data": 7}, typed | {"data": "x" * 65_537}, {"terminal": name, "rows": 0, "columns": 1}):
+            assert (await browser.post("type", bad))[0] == 400
+        names: tuple[Any, ...] = ("", "x", None, [], {})
+        for unknown in names:
+            assert (await browser.post("type", typed | {"terminal": unknown}))[1]["code"] == "no_such_run"
+        assert sessions.typed == b""
+        assert (await browser.post("type", typed | {"data": "y\ud800"}))[1] == {"taken": 2}
+        assert (await browser.post("type", {"terminal": name, "rows": 30, "columns": 90}))[0] == 200
+        rows = [row["kind"] for row in (await daemon.ask("recent_audit", limit=20, extended=True))["events"]]
+        assert [row["run_id"] for row in rows if row["type"] == "console_attached"] == [run] * terminals.MOST
+        # The end of the login ends its terminals, and nothing is typed after it.
+        assert (await browser.post("logout", {}))[0] == 200
+        assert [one.event async for one in events][-1] == "stream_error"
+        assert (await browser.post("type", typed))[0] == 401
+        for one in shown:
+            one.close()
+        with anyio.fail_after(20):
+            while True:
+                await anyio.sleep(0.05)
+                if not sessions.open:
+                    break
+    assert (bytes(sessions.typed), sessions.sizes[-1]) == (b"y?", (30, 90))
+
+
+async def _attach(browser: Browser, asked: dict[str, Any]) -> aiohttp.ClientResponse:
+    headers = {"Origin": browser.origin, PAGE: browser.page}
+    answer = await browser.session.post("/console/attach", json=asked, headers=headers)
+    assert answer.content_type == "text/event-stream"
+    return answer
 
 
 async def test_packages_are_shown_as_compiled(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ import pytest
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.wire import parts, requests, responses
+from policy import errors
 from tests import browser_kit, console_kit, tui_data
 from tests.browser_kit import Page
 from tests.console_kit import ASKED, HOSTILE, INTENT, PAGES, PICTURES, RUN, TASK, Console
@@ -162,6 +163,51 @@ def test_task_is_taken_back(console: Console) -> None:
     page.key("Enter")
     page.sees("Result: error")
     assert [one["task"]["id"] for one in console.ask("a2_a_queue")["tasks"]] == []
+
+
+def test_session_is_attached_typed_and_detached(console: Console) -> None:
+    page, sessions, run = console.page, console.sessions, tui_data.SESSION["run_id"]
+    rows = "document.querySelector('.xterm-rows')?.innerText ?? ''"
+    page.look("phone", "dark")
+    console.go("#/sessions")
+    page.evaluate("[...document.querySelectorAll('main td a')].at(0).click()")
+    page.until(f"location.hash === '#/sessions/{run}'")
+    page.click("attach")
+    page.until(f"({rows}).includes('READY')")
+    page.picture(PICTURES / "terminal-phone.png")
+    assert page.violations() == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= browser_kit.SIZES["phone"][0]
+    narrow = sessions.sizes[-1]
+    page.look("desk", "light")
+    page.until("document.querySelector('.xterm-rows').clientWidth > 600")
+    page.type("echo \u00e9 ")
+    page.until(f"({rows}).includes('READY echo \u00e9')")
+    page.control("c")
+    page.control("p")
+    page.type("x")
+    page.until(f"/\\u00e9\\s+x/.test({rows})")
+    page.control("p")
+    page.control("q")
+    page.sees("detached; the session goes on")
+    assert (sessions.runs, bytes(sessions.typed)) == ([run], "echo \u00e9 \x03\x10x".encode())
+    assert sessions.sizes[-1][1] > narrow[1]
+    # What an agent wrote became no markup, title or link, and needs no style that the policy forbids.
+    assert page.evaluate("document.title") == f"Session {run[:8]} - Covenant"
+    assert page.evaluate(
+        "window.hit === undefined && !document.querySelector('main img, main script, main a[href*=evil]')"
+    )
+    page.click("attach")
+    page.until(f"({rows}).includes('READY')")
+    page.evaluate("document.querySelector('.xterm-rows span.xterm-underline-5, .xterm-rows span')?.click()")
+    page.picture(PICTURES / "terminal-desk.png")
+    assert page.violations() == []
+    page.type("Q")
+    page.sees("the session has ended: failed, exit status 7")
+    sessions.refusal = errors.WrongStateError("another terminal is attached to it", hint=HOSTILE)
+    page.click("attach")
+    page.sees("another terminal is attached to it")
+    sessions.refusal = None
+    assert page.problems == []
 
 
 def test_workspace_is_applied_as_shown(console: Console) -> None:

@@ -58,7 +58,14 @@ PACKAGES: Final[Mapping[str, frozenset[str]]] = {
     "compare_manifest": frozenset({"agent_id", "manifest"}),
     "explain_denial": frozenset({"agent_id", "layer", "target", "code"}),
 }
-SUPERVISOR: Final = frozenset({"logs", "operate", "ps", "top", "workspace"})
+# With their fields: what else a page sends is refused here, and reaches no parameter of the client.
+SUPERVISOR: Final[Mapping[str, frozenset[str]]] = {
+    "logs": frozenset({"run", "offset", "stream"}),
+    "operate": frozenset({"operation", "run", "tree", "reason"}),
+    "ps": frozenset(),
+    "top": frozenset(),
+    "workspace": frozenset({"verb", "run", "paths", "digest"}),
+}
 # Of workspaces, with the fields of each. An apply names the digest of the changes that its page showed; an approval is
 # signed elsewhere.
 WORKSPACE: Final[Mapping[str, frozenset[str]]] = {
@@ -93,6 +100,8 @@ class Asks:
         if not isinstance(asked, dict):
             raise errors.MalformedRequestError("a request is a JSON object")
         of, kind = asked.pop("of", None), asked.get("kind")
+        if not isinstance(kind, str):
+            raise errors.MalformedRequestError("a request has a kind")
         if of == "daemon" and kind in DAEMON:
             request = requests.parse(json.dumps(asked).encode())
             return (await self._server.respond(caller, request)).to_bytes()
@@ -100,7 +109,7 @@ class Asks:
             return await self._of_supervisor(asked)
         if of == "packages" and kind in PACKAGES:
             return await self._of_packages(asked)
-        raise errors.MalformedRequestError(f"the console sends no `{strict_json.shown(str(kind)[:64])}`")
+        raise errors.MalformedRequestError(f"the console sends no `{strict_json.shown(kind[:64])}`")
 
     async def runs(self) -> bytes:
         """Return the answer to ``top``, or the error document."""
@@ -108,6 +117,8 @@ class Asks:
 
     async def _of_supervisor(self, asked: dict[str, Any]) -> bytes:
         kind = asked.pop("kind")
+        if not asked.keys() <= SUPERVISOR[kind]:
+            raise errors.MalformedRequestError(f"`{kind}` has the fields {', '.join(sorted(SUPERVISOR[kind]))}")
         if kind == "workspace" and WORKSPACE.get(str(asked.get("verb"))) != frozenset(asked) - {"verb"}:
             raise errors.MalformedRequestError("the console sends no such request about workspaces")
         try:

@@ -3,6 +3,7 @@
     /                      the page                POST /console/login     a code for the two halves of a session
     /console/NAME          its files               POST /console/ask       one request, both halves
     GET /console/live      events, both halves     POST /console/logout    the end of the session
+    POST /console/attach   a terminal's output     POST /console/type      input and sizes for it, both halves
 
 Every answer has the content policy. A request counts only from this origin's own pages (``_from_here``), and from no
 other origin that the gateway lets ask elsewhere.
@@ -18,7 +19,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from covenant.adapters.console import asks, files, live
+from covenant.adapters.console import asks, files, live, terminals
 from covenant.adapters.http import refusals, streams
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -42,12 +43,22 @@ class Gate:
     pace: streams.Pace
 
 
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The services that pages ask beside the daemon itself: the supervisor, its terminals, and packages."""
+
+    supervisor: asks.AskSupervisor
+    attach: terminals.Attach
+    packages: asks.ViewPackages
+
+
 class Console:
     """The routes of the console of one daemon."""
 
-    def __init__(self, server: Server, supervisor: asks.AskSupervisor, packages: asks.ViewPackages, gate: Gate) -> None:
+    def __init__(self, server: Server, services: Services, gate: Gate) -> None:
         self._server, self._gate = server, gate
-        self._asks = asks.Asks(server, supervisor, packages)
+        self._asks = asks.Asks(server, services.supervisor, services.packages)
+        self._terminals = terminals.Terminals(server, services.attach)
         self._live = live.Live(server, self._asks.runs)
 
     def add_to(self, router: web.UrlDispatcher, not_yet: Any) -> None:
@@ -56,6 +67,7 @@ class Console:
         for name in files.load():
             router.add_get(f"/console/{name}", functools.partial(self._file, name))
         acts = {"login": self._login, "logout": self._logout, "ask": self._ask}
+        acts |= {"attach": self._attach, "type": self._type}
         for name, act in acts.items():
             router.add_post(f"/console/{name}", functools.partial(self._own, act), expect_handler=not_yet)
         router.add_get("/console/live", functools.partial(self._own, self._events), allow_head=False)
@@ -111,6 +123,19 @@ class Console:
         with self._gate.stream(session.caller):
             events = streams.Events(request, headers, self._gate.pace)
             return await self._live.follow(events, lambda: self._lives(session), self._gate.pace)
+
+    async def _attach(self, request: web.Request) -> web.StreamResponse:
+        session = await self._session(request)
+        body = await self._gate.body(request)
+        headers = {**refusals.ALWAYS, **files.HEADERS}
+        with self._gate.stream(session.caller):
+            events = streams.Events(request, headers, self._gate.pace)
+            lives = functools.partial(self._lives, session)
+            return await self._terminals.show(session, body, events, lives, self._gate.pace)
+
+    async def _type(self, request: web.Request) -> web.StreamResponse:
+        session = await self._session(request)
+        return await self._terminals.take(session, await self._gate.body(request))
 
     async def _session(self, request: web.Request) -> ConsoleSession:
         """Return the session of a request, both of whose halves must fit.

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import anyio.abc
@@ -27,8 +27,7 @@ from covenant.adapters.a2a import endpoints
 from covenant.adapters.a2a.endpoints import A2aEndpoints
 from covenant.adapters.a2a.peer_tasks import PeerTasks
 from covenant.adapters.a2a.push import Pushes
-from covenant.adapters.console.asks import AskSupervisor, ViewPackages
-from covenant.adapters.console.pages import Console, Gate
+from covenant.adapters.console.pages import Console, Gate, Services
 from covenant.adapters.http import feeds, guard, metrics, openapi, refusals, routes, streams
 from covenant.adapters.http import requests as http_requests
 from covenant.adapters.http.guard import Guard, Head
@@ -72,7 +71,7 @@ class HttpGateway:
         group: runs the task that writes the count of unlogged wrong tokens.
         origins: the origins whose pages may send requests; invalid ones are ignored with a warning.
         push_urls: where push notifications of A2A may go.
-        supervisor: asks the supervisor for the console; ``packages`` shows what packages may do there.
+        console: the services that the console's pages ask beside the daemon itself.
     """
 
     def __init__(
@@ -83,8 +82,7 @@ class HttpGateway:
         origins: Sequence[str] = (),
         push_urls: Sequence[PushUrl] = (),
         bounds: HttpBounds | None = None,
-        supervisor: AskSupervisor | None = None,
-        packages: ViewPackages | None = None,
+        console: Services | None = None,
     ) -> None:
         self.server = server
         self.bounds = bounds or HttpBounds()
@@ -125,7 +123,8 @@ class HttpGateway:
         )
         self._a2a.add_to(app.router, _not_yet)
         self._peer_tasks = PeerTasks(server, self._body)
-        Console(server, supervisor or _no_supervisor, packages or _no_packages, gate).add_to(app.router, _not_yet)
+        nothing = Services(_no_supervisor, _no_terminal, _no_packages)
+        Console(server, console or nothing, gate).add_to(app.router, _not_yet)
         self._listener = Listener(app, connections=self.bounds.connections, head_seconds=self.bounds.head_seconds)
 
     async def listen(self, sock: socket.socket) -> None:
@@ -353,6 +352,10 @@ async def _not_yet(request: web.Request) -> None:
 
 
 async def _no_supervisor(kind: str, /, **fields: Any) -> Mapping[str, Any]:
+    raise errors.NoSupervisorError("no supervisor is there to ask", hint="start covenant-supervisor")
+
+
+def _no_terminal(run: str, rows: int, columns: int) -> NoReturn:
     raise errors.NoSupervisorError("no supervisor is there to ask", hint="start covenant-supervisor")
 
 

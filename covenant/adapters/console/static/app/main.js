@@ -13,6 +13,7 @@ import { Mailbox } from "./mailbox.js";
 import { Overview } from "./overview.js";
 import { Problem } from "./parts.js";
 import { Runs } from "./runs.js";
+import { Sessions } from "./sessions.js";
 import { asking, enter, logOut, state, why } from "./session.js";
 import { Capabilities, Memory } from "./stores.js";
 import { line } from "./text.js";
@@ -22,6 +23,7 @@ import { Workspaces } from "./workspaces.js";
 const PAGES = {
   "": ["Overview", Overview],
   runs: ["Runs", Runs],
+  sessions: ["Sessions", Sessions],
   intents: ["Intents", Intents],
   workspaces: ["Workspaces", Workspaces],
   agents: ["Agents", Agents],

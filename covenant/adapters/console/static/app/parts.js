@@ -51,6 +51,7 @@ const shortLink = (page) => (id) => (id ? html`<a class="mono" href=${`#/${page}
 export const runLink = shortLink("runs");
 export const intentLink = shortLink("intents");
 export const workspaceLink = shortLink("workspaces");
+export const sessionLink = shortLink("sessions");
 export const taskLink = (id) => html`<a class="mono" href=${`#/mailbox/${part(id)}`}>${line(id, 40)}</a>`;
 export const agentLink = (id) => (id ? html`<a href=${`#/agents/${part(id)}`}>${line(id)}</a>` : "-");
 

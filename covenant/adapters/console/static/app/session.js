@@ -72,3 +72,14 @@ export const daemon = (kind, fields = {}) => post("ask", { ...fields, of: "daemo
 export const supervisor = (kind, fields = {}) => post("ask", { ...fields, of: "supervisor", kind });
 export const packages = (kind, fields) => post("ask", { ...fields, of: "packages", kind });
 export const events = (signal) => fetch("/console/live", { headers: headers(), signal });
+
+export const type = (fields) => post("type", fields);
+
+// Returns the body of the events of an attachment, or throws what the daemon says instead.
+export async function attach(fields, signal) {
+  const answer = await fetch("/console/attach", { method: "POST", headers: headers(), body: JSON.stringify(fields), signal });
+  if (answer.headers.get("Content-Type")?.startsWith("text/event-stream")) return answer.body;
+  const document = await answer.json();
+  if (answer.status === 401) leave(document.message);
+  throw new Refused(document);
+}
