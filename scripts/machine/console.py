@@ -41,6 +41,20 @@ def report(error: SetupError) -> None:
     sys.stderr.flush()
 
 
+def asked(usage: str | None, words: Sequence[str]) -> int | None:
+    """Answer for a script that takes no words. Returns the status of its end, or None where it may begin.
+
+    ``--help`` prints ``usage``; every other word is refused, since nobody who types one means the whole script.
+    """
+    if not words:
+        return None
+    is_help = list(words) in (["-h"], ["--help"])
+    print((usage or "").strip(), file=sys.stdout if is_help else sys.stderr)
+    if not is_help:
+        print(f"\nrefused: `{' '.join(words)}`: this script takes no words", file=sys.stderr)
+    return 0 if is_help else 2
+
+
 def run(command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: str | None = None) -> str:
     """Run a command to its end and return its stdout; its output is shown only when it fails.
 
