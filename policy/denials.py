@@ -49,6 +49,8 @@ _ID = re.compile(r"d-[0-9a-f]{12}")
 NOT_GRANTED: Final = "not_granted"
 # A granted call that was refused for its arguments, which no layer reports.
 ARGUMENTS: Final = "arguments"
+# A request that an operator is asked about, and that no lease covers.
+NOT_APPROVED: Final = "not_approved"
 # A path that is there and may not be written; scratch space that is used up; one process or thread too many.
 READ_ONLY: Final = "read_only"
 FULL: Final = "full"
@@ -78,6 +80,7 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "host_not_granted"): "services.fetch",
     ("tool", NOT_GRANTED): "permissions.skills",
     ("tool", ARGUMENTS): "permissions.skills.rule",
+    ("tool", NOT_APPROVED): "permissions.skills.ask",
     **{("tool", key): f"permissions.skills.{key}" for key in TOOL_LIMITS},
 }
 # Clocks and sizes are keys of their own; --timeout, the parent's end and the envelope's are no lines of a manifest.

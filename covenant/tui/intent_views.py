@@ -181,6 +181,7 @@ def _lease(one: Mapping[str, Any]) -> Question:
         f"agent {one['agent_id']}, run {one['run_id']}, wants:",
         "",
         *view.quoted(f"{one['kind']} {one['target']}"),
+        *(view.quoted(f"side effect {one['side_effect']}: {one['arguments']}") if one.get("side_effect") else ()),
         "",
         "A grant is a lease for this alone, signed with your key.",
     )

@@ -52,6 +52,7 @@ def compile(effective: Effective, origins: Origins, provenance: Provenance) -> d
             cause = _command(one, origins) or origins.item(f"permissions.skills.{name}", written, one)
             provenance.add(f"supervision.json:skills/{name}/{one}", cause)
     document["skills"] |= _calls(effective, origins, provenance)
+    document["skills"] |= _asked(effective, origins, provenance)
     return document
 
 
@@ -91,6 +92,21 @@ def _calls(effective: Effective, origins: Origins, provenance: Provenance) -> di
         cause = origins.value("skills", name, f"permissions.skills.{name}")
         provenance.add(f"supervision.json:skills/limits/{name}", cause)
     return {name: held[name] for name in ("rules", "limits") if name in held}
+
+
+def _asked(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    """The tools of which an operator is asked about each call, where there are any."""
+    written = origins.manifest.permissions.skills
+    for uri in effective.skills.asked:
+        cause = _command(uri, origins)
+        if cause is None and uri in written.ask:
+            cause = Cause("manifest", f"permissions.skills.ask[{written.ask.index(uri)}]", uri)
+        elif cause is None:
+            # A parent's question narrows a tool that the manifest grants without one.
+            item = origins.item("permissions.skills.allow", written.allow, uri)
+            cause = Cause(item.kind, item.key, uri, "asked for without a question")
+        provenance.add(f"supervision.json:skills/asked/{uri}", cause)
+    return {"asked": list(effective.skills.asked)} if effective.skills.asked else {}
 
 
 def _intent(origins: Origins) -> str:

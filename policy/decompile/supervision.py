@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -23,6 +23,8 @@ VERSION = 1
 
 
 _INTENTS = {"text": ("argument", "stdin"), "stdio": ("none",), "terminal": ("none",)}
+
+_LATER_KEYS: Final = (("rules", list), ("limits", dict), ("asked", list))
 
 
 class Supervision(Struct, frozen=True):
@@ -74,7 +76,7 @@ def _skills(value: dict[str, Any], where: str) -> SkillSet:
     The form of a clause is that of the artefact; what it means is in ``policy.grants.skill_rules``.
     """
     shape: documents.Shape = {"allow": list, "side_effects": list}
-    shape = {**shape, **{name: kind for name, kind in (("rules", list), ("limits", dict)) if name in value}}
+    shape = {**shape, **{name: kind for name, kind in _LATER_KEYS if name in value}}
     skills = closed(value, where, shape)
     effects = _set(skills["side_effects"], where)
     if not effects.names <= set(SIDE_EFFECTS):
@@ -90,9 +92,12 @@ def _skills(value: dict[str, Any], where: str) -> SkillSet:
         rules = skill_rules.restore(skills["rules"]) if "rules" in skills else ()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise refuse(where, "a rule of arguments is of no such form") from e
-    found = SkillSet(allow, effects, rules, **limits)
+    asked = _set(skills["asked"], where).listing() if "asked" in skills else []
+    found = SkillSet(allow, effects, rules, asked=tuple(asked), **limits)
     if found.rules != rules:
         raise refuse(where, "a rule is about a tool that is not granted")
+    if list(found.asked) != asked or ("asked" in skills and not asked):
+        raise refuse(where, "a tool is asked about and not granted")
     return found
 
 

@@ -30,7 +30,7 @@ _GATEWAY = {
 }
 _DNS_KEYS = {"listen", "types", "queries_per_second", "burst", "name_bytes", "ttl_seconds", "names"}
 _SUPERVISION_KEYS = {"version", "roles", "spawn", "lifetime", "task", "skills"}
-_SKILL_KEYS = {"allow", "side_effects", "rules", "limits"}
+_SKILL_KEYS = {"allow", "side_effects", "rules", "limits", "asked"}
 # What the supervisor holds, by section: value -> how it reads when it is None.
 _SUPERVISED = {
     "spawn": {"max_depth": "not limited", "max_descendants": "not limited", "on_parent_exit": ""},
@@ -259,7 +259,7 @@ def supervision(document: dict[str, Any]) -> Rules:
         rights = restore.may_grant(document["spawn"]["may_grant"])
         yield "supervision.json:spawn/may_grant", "; ".join(rights.describe())
     skills = document["skills"]
-    closed("skills of supervision.json", {"rules": [], "limits": {}, **skills}, _SKILL_KEYS)
+    closed("skills of supervision.json", {"rules": [], "limits": {}, "asked": [], **skills}, _SKILL_KEYS)
     for index, rule in enumerate(skills.get("rules", ())):
         closed("a rule of supervision.json", rule, {"tool", "argument", "alternatives"})
         said = (one["equals"] if "equals" in one else f"/{one['matches']}/" for one in rule["alternatives"])
@@ -267,6 +267,8 @@ def supervision(document: dict[str, Any]) -> Rules:
         yield f"supervision.json:skills/rules/{index}", line
     for name, value in skills.get("limits", {}).items():
         yield f"supervision.json:skills/limits/{name}", "not limited" if value is None else str(value)
+    for uri in skills.get("asked", ()):
+        yield f"supervision.json:skills/asked/{uri}", f"{uri}: each call is held for an operator"
     for name in ("allow", "side_effects"):
         for one in document["skills"][name]:
             yield f"supervision.json:skills/{name}/{one}", one

@@ -304,7 +304,7 @@ def _skills(table: source.SkillsSection, commands: Sequence[source.CommandItem])
     allow = (*table.allow, *(one.uri for one in commands))
     # Without a tool there are no calls to limit.
     limits = {name: getattr(table, name) for name in skill_grants.LIMITS} if allow else {}
-    return SkillSet.of(allow, table.side_effects, skill_rules.of((*rows, *called)), limits)
+    return SkillSet.of(allow, table.side_effects, skill_rules.of((*rows, *called)), limits, table.ask)
 
 
 def _conditions(rule: Any) -> Iterator[skill_rules.ToolCondition]:

@@ -124,13 +124,17 @@ def _one_of(known: tuple[T, ...], value: Any) -> T:
 
 
 def _skills(d: Document) -> SkillSet:
-    if set(d) - {"allow", "side_effects", "rules", "limits"} or set(d.get("limits", skill_grants.LIMITS)) != set(
-        skill_grants.LIMITS
-    ):
+    if set(d) - {"allow", "side_effects", "rules", "limits", "asked"} or set(
+        d.get("limits", skill_grants.LIMITS)
+    ) != set(skill_grants.LIMITS):
         raise ValueError("no such key")
     rules = skill_rules.restore(d["rules"]) if "rules" in d else ()
     limits = {name: _limit(value) for name, value in d.get("limits", {}).items()}
-    return SkillSet(_names(d["allow"]), _names(d["side_effects"]), rules, **limits)
+    asked = tuple(_names(d["asked"]).listing()) if "asked" in d else ()
+    found = SkillSet(_names(d["allow"]), _names(d["side_effects"]), rules, asked=asked, **limits)
+    if list(found.asked) != d.get("asked", []) or ("asked" in d and not asked):
+        raise ValueError("a question about a tool that is not granted, or not in canonical form")
+    return found
 
 
 def _services(d: Document) -> ServiceSet:

@@ -21,12 +21,16 @@ LIMITS: Final[Mapping[str, str]] = {
     "answer_bytes": "bytes of an answer",
 }
 
+# Behind a line of a tool that is asked about, as for a name (policy.grants.network).
+ASKED: Final = " once an operator grants it"
+
 
 class SkillSet(Struct, frozen=True):
     """``allow`` holds tool URIs with their version, ``side_effects`` classes of ``SIDE_EFFECTS``.
 
     An empty list of classes allows no side effect (reference: Matrix allows all, which we do not). ``rules`` are about
-    tools of ``allow``; a tool without one takes any argument of its schema.
+    tools of ``allow``; a tool without one takes any argument of its schema. A call of a tool of ``asked``, which are
+    sorted and of ``allow``, needs a lease of an operator.
     """
 
     allow: NameSet = EMPTY
@@ -36,12 +40,16 @@ class SkillSet(Struct, frozen=True):
     call_ms: int | None = 0
     argument_bytes: int | None = 0
     answer_bytes: int | None = 0
+    asked: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # Canonical form: a rule about a tool that may not be called says nothing.
         kept = tuple(one for one in self.rules if self.allow.holds(one.tool))
         if kept != self.rules:
             structs.force_setattr(self, "rules", kept)
+        asked = tuple(sorted(uri for uri in set(self.asked) if self.allow.holds(uri)))
+        if asked != self.asked:
+            structs.force_setattr(self, "asked", asked)
 
     @classmethod
     def of(
@@ -50,9 +58,11 @@ class SkillSet(Struct, frozen=True):
         side_effects: Iterable[str] = (),
         rules: Rules = (),
         limits: Mapping[str, int | None] | None = None,
+        asked: Iterable[str] = (),
     ) -> Self:
         """The grants of a manifest."""
-        return cls(NameSet.of(allow), NameSet.of(side_effects), rules, **(limits or {}))
+        made = cls(NameSet.of(allow), NameSet.of(side_effects), rules, asked=tuple(asked))
+        return structs.replace(made, **(limits or {}))
 
     @classmethod
     def bottom(cls) -> Self:
@@ -67,7 +77,7 @@ class SkillSet(Struct, frozen=True):
     @classmethod
     def ceiling(cls, allow: NameSet, side_effects: NameSet) -> Self:
         """These tools and classes, with any argument and without limits."""
-        return cls(allow, side_effects, (), **dict.fromkeys(LIMITS))
+        return structs.replace(cls(allow, side_effects), **dict.fromkeys(LIMITS))
 
     def limits(self) -> dict[str, int | None]:
         """The limits of calls by their names."""
@@ -89,12 +99,13 @@ class SkillSet(Struct, frozen=True):
         return tuple(one for one in self.rules if one.tool == uri)
 
     def meet(self, other: Self, /) -> Self:
-        """Tools and classes that both allow, under the rules and limits of both."""
+        """Tools and classes that both allow, under the rules, the questions and the limits of both."""
         limits = {name: _least(mine, getattr(other, name)) for name, mine in self.limits().items()}
         return type(self)(
             self.allow.meet(other.allow),
             self.side_effects.meet(other.side_effects),
             skill_rules.join((*self.rules, *other.rules)),
+            asked=(*self.asked, *other.asked),
             **limits,
         )
 
@@ -108,7 +119,8 @@ class SkillSet(Struct, frozen=True):
         )
 
     def difference(self, other: Self, /) -> Self:
-        """Tools, classes and limits that ``other`` lacks: a tool whole, also where only its rules are wider."""
+        """Tools, classes and limits that ``other`` lacks: a tool whole, also where only its rules are wider, or where
+        ``other`` asks about it."""
         limits = {
             name: 0 if _least(mine, getattr(other, name)) == mine else mine for name, mine in self.limits().items()
         }
@@ -116,12 +128,14 @@ class SkillSet(Struct, frozen=True):
         looser = self._looser(other)
         if looser and not left.any:
             left = self.allow if self.allow.any else NameSet(left.names | looser)
-        return type(self)(left, self.side_effects.difference(other.side_effects), self.rules, **limits)
+        effects = self.side_effects.difference(other.side_effects)
+        return type(self)(left, effects, self.rules, asked=self.asked, **limits)
 
     def _looser(self, other: Self) -> frozenset[str]:
-        """The tools that both allow, and this with arguments that ``other`` refuses."""
+        """The tools that both allow, and this with arguments that ``other`` refuses, or without its question."""
         tools = {one.tool for one in other.rules if self.allow.holds(one.tool)}
-        return frozenset(tool for tool in tools if not skill_rules.within(self.rules, other.rules, tool))
+        unasked = frozenset(uri for uri in other.asked if self.allow.holds(uri) and uri not in self.asked)
+        return unasked | {tool for tool in tools if not skill_rules.within(self.rules, other.rules, tool)}
 
     def describe(self) -> tuple[str, ...]:
         """A line a tool with its rules, a line a class, a line a limit."""
@@ -131,8 +145,11 @@ class SkillSet(Struct, frozen=True):
     def describe_tools(self) -> tuple[str, ...]:
         """A line a tool with its rules."""
         names = self.allow.listing()
-        ruled = sorted({one.tool for one in self.rules} - set(names))
-        return tuple(f"skill {uri}{_conditions(self.clauses(uri) if uri != ANY else ())}" for uri in (*names, *ruled))
+        more = sorted({*(one.tool for one in self.rules), *self.asked} - set(names))
+        return tuple(
+            f"skill {uri}{_conditions(self.clauses(uri) if uri != ANY else ())}{ASKED if uri in self.asked else ''}"
+            for uri in (*names, *more)
+        )
 
     def describe_limits(self) -> tuple[str, ...]:
         """A line a limit that is not 0."""
@@ -150,6 +167,7 @@ class SkillSet(Struct, frozen=True):
             "side_effects": self.side_effects.listing(),
             **({"rules": [one.canonical() for one in self.rules]} if self.rules else {}),
             **({"limits": limits} if any(value != 0 for value in limits.values()) else {}),
+            **({"asked": list(self.asked)} if self.asked else {}),
         }
 
 

@@ -1,7 +1,8 @@
 """The requests of one run that an operator is asked about, and the leases that were given: pure, by the caller's clock.
 
-A request is for one target, such as a host name, and is answered once. A lease answers exactly the request that it
-names: of this run, under this policy, for the same target, while the request is open. Its nonce counts once. What it
+A request is for one target, such as a host name or one call of a tool, and is answered once. A lease answers exactly
+the request that it names: of this run, under this policy, for the same target, while the request is open. For a call,
+an operator may name the whole tool instead, for the run or for a time. Its nonce counts once. What it
 grants lies within the policy of the run, which lies within its role and its parent: the policy has every target that
 may be asked about (``policy.grants.network``, ``asked``). Times are Unix milliseconds.
 """
@@ -14,6 +15,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from policy import errors
+from policy.leases import targets
 from policy.signing.lease import Duration, Kind, SignedLease
 
 # The most open requests of one run, and the most requests of its life: an agent must not tire its operator.
@@ -33,13 +35,19 @@ class RunOfLeases(Struct, frozen=True):
 
 
 class HeldRequest(Struct, frozen=True):
-    """A request that waits for an operator until ``ends_ms``."""
+    """A request that waits for an operator until ``ends_ms``.
+
+    Of a call, ``side_effect`` is the class of its tool, and ``arguments`` a bounded view of them, without hidden
+    characters. The view is for the operator's eyes and is in no log.
+    """
 
     id: str
     kind: Kind
     target: str
     asked_ms: int
     ends_ms: int
+    side_effect: str = ""
+    arguments: str = ""
 
 
 class Lease(Struct, frozen=True):
@@ -80,10 +88,20 @@ class LeaseBook:
 
     def live(self, kind: str, target: str, now_ms: int) -> Lease | None:
         """Return the lease under which a new use of a target may begin. None without one."""
-        found = self._leases.get((kind, target))
-        return found if found is not None and not found.spent and now_ms < found.ends_ms else None
+        some = (self._leases.get((kind, one)) for one in targets.covering(kind, target))
+        return next((one for one in some if one is not None and not one.spent and now_ms < one.ends_ms), None)
 
-    def ask(self, kind: Kind, target: str, request_id: str, *, now_ms: int, ends_ms: int) -> HeldRequest | None:
+    def ask(
+        self,
+        kind: Kind,
+        target: str,
+        request_id: str,
+        *,
+        now_ms: int,
+        ends_ms: int,
+        side_effect: str = "",
+        arguments: str = "",
+    ) -> HeldRequest | None:
         """Open a request, or return the one that waits for the same target. None: it is denied at once."""
         for one in self._open.values():
             if (one.kind, one.target) == (kind, target):
@@ -93,7 +111,8 @@ class LeaseBook:
         if len(self._open) >= MAX_OPEN or self._count >= MAX_REQUESTS:
             return None
         self._count += 1
-        made = self._open[request_id] = HeldRequest(request_id, kind, target, now_ms, ends_ms)
+        made = HeldRequest(request_id, kind, target, now_ms, ends_ms, side_effect, arguments)
+        self._open[request_id] = made
         return made
 
     def deny(self, request_id: str, *, now_ms: int) -> HeldRequest:
@@ -128,7 +147,9 @@ class LeaseBook:
         held = self._open.get(statement.request_id)
         if held is None:
             raise errors.NoApprovalError(f"no request `{statement.request_id}` waits", hint=_HINT)
-        if (held.kind, held.target) != (statement.kind, statement.target):
+        # INVARIANT: a lease for one use is for the very call that was asked about.
+        wide = () if statement.duration == "once" else targets.covering(held.kind, held.target)
+        if held.kind != statement.kind or statement.target not in (held.target, *wide):
             raise errors.LeaseError(
                 f"the lease is for {statement.kind} `{statement.target}`, and the request for {held.kind} "
                 f"`{held.target}`",
@@ -153,18 +174,18 @@ class LeaseBook:
             statement.nonce,
             held.id,
             held.kind,
-            held.target,
+            statement.target,
             statement.duration,
             statement.expires_at,
             signed.signers,
             signed.sha256,
         )
-        self._leases[held.kind, held.target] = made
+        self._leases[held.kind, statement.target] = made
         return made
 
     def use(self, kind: str, target: str) -> Lease | None:
         """Count a use. Return the lease that it has spent, None for one that goes on."""
-        found = self._leases.get((kind, target))
+        found = self._leases.get((kind, target))  # one use is always of this very target
         if found is None or found.duration != "once" or found.spent:
             return None
         spent = self._leases[kind, target] = structs.replace(found, spent=True)

@@ -15,6 +15,12 @@ def network(host: str, ports: Spans) -> tuple[str, ...]:
     return "[[permissions.network]]", f"host = {text.toml(host)}", f"ports = [{listed}]", 'protocol = "tls"'
 
 
+def tool(uri: str, side_effect: str) -> tuple[str, ...]:
+    """Return the grant of a tool without a question. ``ask`` has it no more."""
+    classes = (f"side_effects = [{text.toml(side_effect)}]",) if side_effect else ()
+    return "[permissions.skills]", f"allow = [{text.toml(uri)}]", *classes
+
+
 def of_rows(kinds: Iterable[Mapping[str, Any]], run: str) -> list[tuple[Mapping[str, Any], tuple[str, ...]]]:
     """Return each different grant of the run whose id begins so, with its lines, from the rows of a log."""
     found: dict[tuple[str, ...], tuple[Mapping[str, Any], tuple[str, ...]]] = {}

@@ -351,6 +351,10 @@ class Skills(fields.Section):
         AfterValidator(fields.unique),
         says("classes of side effect; absent or empty allows none"),
     ] = ()
+    ask: skill_rules.AskedTools = ()
+    ask_seconds: Annotated[
+        int, fields.whole(1, MAX_ASK_SECONDS, "seconds that a call of a tool of `ask` is held at most")
+    ] = DEFAULT_ASK_SECONDS
     rule: Annotated[
         tuple[skill_rules.SkillRule, ...],
         fields.LIST,
@@ -443,6 +447,12 @@ class Permissions(fields.Section):
 
     def ask_problems(self) -> Iterator[tuple[str, str, str]]:
         """Each place, message and fix: a name is asked about at the gates that know names, once."""
+        if "ask_seconds" in self.skills.model_fields_set and not self.skills.ask:
+            yield (
+                "permissions.skills.ask_seconds",
+                "`ask_seconds` without a question",
+                "write ask = [URI], or take it out",
+            )
         plain = {one.host for one in self.network if not one.asked}
         for index, one in enumerate(self.network):
             at = f"permissions.network[{index}]"

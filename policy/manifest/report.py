@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
@@ -101,8 +101,20 @@ _WANTED = {
 }
 
 
+# Tables whose grants cannot wait for an operator, with the reason and the fix.
+_NEVER_ASKED: Final[Mapping[tuple[str, ...], tuple[str, str]]] = {
+    ("permissions", "filesystem"): (
+        "files cannot be asked about: gVisor answers an open file call by itself, so none can be held",
+        "take it out, and grant the path or not; `covenant denials RUN` names the line of a denied file",
+    ),
+}
+
+
 def _unknown(path: lines.Path) -> Problem:
     *around, key = path
+    if key in ("on_deny", "ask", "ask_seconds") and (never := _NEVER_ASKED.get(tuple(map(str, around)))):
+        message, hint = never
+        return Problem(path, message, hint, at_key=True)
     known = keys(tuple(around))
     where = f"[{lines.dotted(tuple(p for p in around if isinstance(p, str)))}]"
     begins = (k for k in known if k.startswith(str(key)) and len(str(key)) >= 3)

@@ -143,6 +143,7 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
         "items": _SCALAR,
     },
     skill_rules.pattern_of: {"minLength": 1, "maxLength": skill_rules.PATTERN_CHARACTERS, **_VISIBLE},
+    skill_rules.asked: {"uniqueItems": True},
     skill_rules.checked: {
         "uniqueItems": True,
         "items": {"oneOf": [{"required": [form]} for form in ("equals", "matches", "one_of")]},
@@ -446,7 +447,7 @@ LEFT = (
     "two commands of one name, two rights for children that are equal, and a gap between positions that have rules",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a volume or a place of one that is named twice, and shared where nothing is written",
-    "whether a pattern of a rule is one of RE2, and a rule about a tool that is not granted",
+    "whether a pattern of a rule is one of RE2, and a rule or a question about a tool that is not granted",
     "a system call that is both allowed and denied, and whether profiles, calls and roles exist",
     "an unknown section that is within two edits of a known one",
 )

@@ -86,9 +86,15 @@ def _credentials(m: Manifest, e: Effective) -> Items:
 
 def _skills(m: Manifest, e: Effective) -> Items:
     for i, uri in enumerate(m.permissions.skills.allow):
-        yield f"permissions.skills.allow[{i}]", SkillSet(NameSet.of((uri,)), rules=e.skills.clauses(uri))
+        yield (
+            f"permissions.skills.allow[{i}]",
+            SkillSet(NameSet.of((uri,)), rules=e.skills.clauses(uri), asked=e.skills.asked),
+        )
     for i, one in enumerate(m.tools.command):
-        yield f"tools.command[{i}]", SkillSet(NameSet.of((one.uri,)), rules=e.skills.clauses(one.uri))
+        yield (
+            f"tools.command[{i}]",
+            SkillSet(NameSet.of((one.uri,)), rules=e.skills.clauses(one.uri), asked=e.skills.asked),
+        )
     for i, name in enumerate(m.permissions.skills.side_effects):
         yield f"permissions.skills.side_effects[{i}]", SkillSet(side_effects=NameSet.of((name,)))
     for key, limit in e.skills.limits().items():

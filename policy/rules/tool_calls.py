@@ -87,6 +87,13 @@ def after(skills: SkillSet, uri: str, size: int) -> Refusal | None:
     return None
 
 
+def unapproved(uri: str) -> Refusal:
+    """Return the refusal of a call that an operator is asked about, and that no lease covers."""
+    message = f"each call of {text.quote(uri)} needs an operator, and none granted this one"
+    hint = "call it again when an operator is there: covenant approvals list shows what waits"
+    return Refusal(Denial("tool", uri, denials.NOT_APPROVED), message, hint=hint)
+
+
 def call_ms(skills: SkillSet, tool: Tool) -> int:
     """Return the milliseconds that a call of a tool may take."""
     return tool.timeout_ms if skills.call_ms is None else min(tool.timeout_ms, skills.call_ms)

@@ -103,6 +103,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("inject", "handshake_failed"): "the agent's program did not take the certificate of the run's authority",
     ("tool", denials.NOT_GRANTED): "the tool, or its class of side effect, is not granted",
     ("tool", denials.ARGUMENTS): "an argument of the call is not what a rule of the manifest takes",
+    ("tool", denials.NOT_APPROVED): "an operator is asked about each call of the tool, and none granted this one",
     ("tool", "unknown_tool"): "tools.json has no such tool",
     ("tool", "class_not_allowed"): "allowed_side_effects of tools.json leaves out the class of the tool",
     ("tool", "schema"): "the arguments do not fit the tool's input schema",
@@ -328,6 +329,8 @@ def _tool_note(denial: Denial, sight: Sight) -> str:
         return f"covenant policy why PACKAGE --tool {denial.target} says what to add"
     if denial.code == denials.ARGUMENTS:
         return f"add [[permissions.skills.rule]] with tool = {text.toml(uri)}, argument = {text.toml(argument)}, equals"
+    if denial.code == denials.NOT_APPROVED:
+        return f"covenant approvals list shows what waits; without a question: take {text.toml(uri)} out of ask"
     return ""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy.decompile.read import Grants
 from policy.grants.effective import Effective
@@ -22,7 +22,11 @@ _RULES: Final = "supervision.json:skills"
 
 def _without_rules(skills: SkillSet) -> SkillSet:
     """Return the grants of which every rule can be met by some call."""
-    return SkillSet(skills.allow, skills.side_effects, (), *skills.limits().values())
+    return structs.replace(skills, rules=())
+
+
+_ASKED: Final = "an operator is asked about each call, and grants it by a lease: covenant approvals list"
+_UNASKED: Final = "without a question, if that is meant: take it out of ask of [permissions.skills], and sign again"
 
 
 def _added(refusal: tool_calls.Refusal | None) -> tuple[str, ...]:
@@ -51,6 +55,8 @@ class CallTool(Struct, frozen=True):
         refusal = self._refusal(skills)
         if refusal is not None:
             return LayerAnswer(False, refusal.message, f"{_RULES}/allow")
+        if self.uri in skills.asked:
+            return LayerAnswer(False, _ASKED, f"{_RULES}/asked/{self.uri}")
         rules = " and ".join(map(str, skills.clauses(self.uri)))
         said = f"it is granted, with {rules}" if rules else "it is granted"
         return LayerAnswer(True, said, f"{_RULES}/allow/{self.uri}")
@@ -61,15 +67,17 @@ class CallTool(Struct, frozen=True):
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the skills domain."""
-        return self._refusal(grants.skills) is None
+        return self._refusal(grants.skills) is None and self.uri not in grants.skills.asked
 
     def mend(self, sight: Sight) -> tuple[str, ...]:
         """The list of tools and classes, a rule, or a limit."""
         return _added(self._refusal(sight.found.grants.skills))
 
     def never(self, sight: Sight) -> str:
-        """A call that no line of agent.toml allows."""
-        return _hint(self._refusal(sight.found.grants.skills))
+        """A call that no line of agent.toml allows, or that a line holds for an operator."""
+        skills = sight.found.grants.skills
+        refusal = self._refusal(skills)
+        return _UNASKED if refusal is None and self.uri in skills.asked else _hint(refusal)
 
 
 class CallCommand(Struct, frozen=True):

@@ -14,12 +14,14 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from policy import decide, errors
-from policy.leases import exported
-from policy.leases.book import Lease, LeaseBook, RunOfLeases
+from policy.leases import exported, targets
+from policy.leases.book import HeldRequest, Lease, LeaseBook, RunOfLeases
 from policy.signing import lease as leases
 from sandbox.audit.run_events import RunEvents
 from sandbox.config import Config
 from sandbox.network.gate.lease_desk import LeaseDesk
+from sandbox.network.service import gate as service_gate
+from sandbox.network.tools.questions import HoldTerms
 from sandbox.run_io import PeriodicCheck
 from sandbox.shim.control_socket import Reply
 from sandbox.shim.operations import RunOperations
@@ -98,17 +100,21 @@ def of(
 
     The desk's operations are added to those of the run. It closes with ``stack``.
     """
-    manifest, network = decision.manifest, decision.effective.network
-    if not network.asked:
+    manifest, network, skills = decision.manifest, decision.effective.network, decision.effective.skills
+    if not network.asked and not skills.asked:
         return None
 
     def holds(kind: str, target: str) -> bool:
+        if kind == "tool":
+            return targets.tool(target) in skills.asked
         with contextlib.suppress(errors.ManifestError):
             return kind == "network" and bool(network.to_asked(target))
         return False
 
-    def lines(kind: str, target: str) -> tuple[str, ...]:
-        return exported.network(target, network.to_asked(target).tls) if kind == "network" else ()
+    def lines(held: HeldRequest) -> tuple[str, ...]:
+        if held.kind == "tool":
+            return exported.tool(targets.tool(held.target) or "", held.side_effect)
+        return exported.network(held.target, network.to_asked(held.target).tls)
 
     book = LeaseBook(RunOfLeases(run_id, manifest.agent.id, decision.policy_digest), holds)
     desk = LeaseDesk(
@@ -133,6 +139,17 @@ def of(
 
     operations.table |= {"approvals": approvals, "grant": grant, "deny": deny}
     return run
+
+
+def hold_tools(
+    terms: service_gate.Terms | None, decision: decide.Decision, run: RunOfOperators | None
+) -> service_gate.Terms | None:
+    """Return the terms of a service gate whose tools are held for the operators of a run, where its policy asks."""
+    skills = decision.effective.skills
+    if terms is None or terms.tools is None or run is None or not skills.asked:
+        return terms
+    hold = HoldTerms(run.desk, frozenset(skills.asked), decision.manifest.permissions.skills.ask_seconds)
+    return structs.replace(terms, tools=structs.replace(terms.tools, hold=hold))
 
 
 def rounds(run: RunOfOperators | None) -> tuple[PeriodicCheck, ...]:

@@ -312,7 +312,7 @@ class Run:
             else {**dependencies.watches, **context.child.watches(label, context.adopted)},
             broker=context.broker(decision, deadline, stack),
             secrets=context.secrets,  # making the broker has found them
-            services=context.services(decision, stack),
+            services=lease_desks.hold_tools(context.services(decision, stack), decision, desk),
             reached=functools.partial(_reached, context),
             observe=None if context.request.observe is None else context.request.observe.saw,
             publish=context.publish(decision),

@@ -45,7 +45,7 @@ def list_(as_json: bool) -> None:
         return
     now_ms = answer["now_ms"]
     rows = [
-        (one["id"], one["run_id"][:8], one["agent_id"], one["kind"], one["target"][:_TARGET], _left(one, now_ms))
+        (one["id"], one["run_id"][:8], one["agent_id"], one["kind"], _target(one)[:_TARGET], _left(one, now_ms))
         for one in answer["requests"]
     ]
     rows += [
@@ -54,6 +54,9 @@ def list_(as_json: bool) -> None:
         for one in answer["hermes"]
     ]  # fmt: skip
     terminal.print_table(("REQUEST", "RUN", "AGENT", "KIND", "TARGET", "WAITS"), rows, nothing="nothing waits")
+    for one in answer["requests"]:
+        for line in call_lines(one):
+            common.say(common.visible(line))
     if answer["leases"]:
         leases = [
             (one["run_id"][:8], one["kind"], one["target"][:_TARGET], one["duration"], times.utc(one["ends_ms"]))
@@ -72,6 +75,7 @@ def list_(as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Grant one use.")
 @click.option("--run", "for_run", is_flag=True, help="Grant it for as long as the run lives.")
 @click.option("--until", metavar="TIME", help="Grant it for so long, such as 10m, at most 30d.")
+@click.option("--any-arguments", is_flag=True, help="Grant every call of the tool, with --run or --until.")
 @click.option("--choice", metavar="WORD", help="Answer a run at a Hermes API with a word that it offers.")
 @click.option("--key", "name", metavar="NAME", help="The operator key to sign with.  [default: the only one]")
 @click.option("--ssh-agent", "agent", metavar="KEY", help="Sign with a key of ssh-agent: its comment or fingerprint.")
@@ -82,6 +86,7 @@ def grant(
     once: bool,
     for_run: bool,
     until: str | None,
+    any_arguments: bool,
     choice: str | None,
     name: str | None,
     agent: str | None,
@@ -90,7 +95,8 @@ def grant(
 ) -> None:
     """Grant REQUEST by a lease that an operator signs: for one use, for the run, or for a time.
 
-    The lease holds for the very target of the request in its run, and for nothing else. A run at a Hermes API is
+    The lease holds for the very target of the request in its run, and for nothing else. For a call of a tool that is
+    the call with these arguments; with --any-arguments each call that the manifest allows. A run at a Hermes API is
     answered without a lease: `once`, `session` for --run, or another word that it offers.
     """
     duration, lasts_ms = ("", 0) if choice is not None else _duration(once=once, for_run=for_run, until=until)
@@ -105,6 +111,8 @@ def grant(
     if choice is not None:
         raise errors.UsageError("--choice is for a run at a Hermes API", hint="give --once, --run or --until")
     door = common.door(name or (None if agent else _only_key()), agent, passphrase_file)
+    if any_arguments:
+        held = {**held, "target": _whole_tool(held, duration)}
     lease = give(held, door, duration=duration, lasts_ms=lasts_ms)
     if as_json:
         common.emit({"kind": "approval_granted", **lease})
@@ -304,6 +312,34 @@ def ask(verb: str, **fields: Any) -> dict[str, Any]:
     from sandbox.control import manager
 
     return control.VERBS[verb](common.state(), manager.Requester("operator@local", root=True), **fields)
+
+
+def call_lines(held: dict[str, Any]) -> list[str]:
+    """Return the lines about a call of a tool that waits: its digest, class and arguments. None for another request."""
+    digest = held["target"].removeprefix(_target(held)).strip()
+    if held["kind"] != "tool" or not digest:
+        return []
+    return [f"{held['id']}: side effect {held['side_effect']}, arguments {digest}", f"  {held['arguments']}"]
+
+
+def _target(held: dict[str, Any]) -> str:
+    """Return the target of a request as its column has it: the tool of a call."""
+    from policy.leases import targets
+
+    target: str = held["target"]
+    return (targets.tool(target) or target) if held["kind"] == "tool" else target
+
+
+def _whole_tool(held: dict[str, Any], duration: str) -> str:
+    """Return the target of a lease for every call of the tool that is asked about.
+
+    Raises:
+        errors.UsageError: it is no call of a tool, or the lease is for one use.
+    """
+    if held["kind"] != "tool" or duration == "once":
+        message = "--any-arguments is for a tool, and not for one use"
+        raise errors.UsageError(message, hint="give it with --run or --until, for a request of the kind tool")
+    return _target(held)
 
 
 def _held(request: str) -> dict[str, Any]:

@@ -142,6 +142,28 @@ def one_form(index: int, rule: Any) -> None:
         )
 
 
+def asked(items: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+    """A validator: each tool is one of ``allow``, and no tool is written twice.
+
+    Raises:
+        PydanticCustomError: it is not that.
+    """
+    granted = info.data.get("allow")
+    for index, uri in enumerate(fields.unique(items)):
+        if granted is not None and uri not in granted:
+            message = f"{text.quote(uri)} is asked about and not granted"
+            raise text.wrong(message, "write the same URI in allow, or take it out of ask", at=index)
+    return items
+
+
+AskedTools = Annotated[
+    tuple[Annotated[str, AfterValidator(tool_uri.check)], ...],
+    fields.LIST,
+    AfterValidator(asked),
+    fields.says("tools of `allow` of which each call is held for an operator (docs/approvals.md)"),
+]
+
+
 def checked(items: tuple[SkillRule, ...], info: ValidationInfo) -> tuple[SkillRule, ...]:
     """A validator: each rule has one form, and is about a tool that is granted.
 

@@ -36,7 +36,7 @@ class LeasedGate(Protocol):
 
 
 class LeaseDesk:
-    """The desk of one run. ``tell`` writes a durable row, ``lines`` are those of agent.toml that grant a target."""
+    """The desk of one run. ``tell`` writes a durable row, ``lines`` are those of agent.toml that grant a request."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LeaseDesk:
         *,
         attended: bool,
         tell: Callable[[str, Mapping[str, Any]], None],
-        lines: Callable[[str, str], Sequence[str]] = lambda kind, target: (),
+        lines: Callable[[HeldRequest], Sequence[str]] = lambda held: (),
         clock: Callable[[], float] | None = None,
     ) -> None:
         self.book = book
@@ -74,8 +74,12 @@ class LeaseDesk:
         found = self.book.live(kind, target, now_ms)
         return None if found is None else (found.ends_ms - now_ms) / 1000
 
-    def ask(self, kind: Kind, target: str, seconds: int, then: Then) -> None:
+    def ask(
+        self, kind: Kind, target: str, seconds: int, then: Then, *, side_effect: str = "", arguments: str = ""
+    ) -> None:
         """Call ``then`` with whether a use may begin: at once, or when an operator has answered.
+
+        ``side_effect`` and ``arguments`` say more of a call to the operator (policy.leases.book.HeldRequest).
 
         Raises:
             errors.LedgerError: the row cannot be written.
@@ -87,7 +91,15 @@ class LeaseDesk:
             then(False)
             return
         now_ms = self.now_ms
-        held = self.book.ask(kind, target, os.urandom(8).hex(), now_ms=now_ms, ends_ms=now_ms + seconds * 1000)
+        held = self.book.ask(
+            kind,
+            target,
+            os.urandom(8).hex(),
+            now_ms=now_ms,
+            ends_ms=now_ms + seconds * 1000,
+            side_effect=side_effect,
+            arguments=arguments,
+        )
         if held is None:
             then(False)
             return
@@ -113,11 +125,12 @@ class LeaseDesk:
             "approval_granted",
             {
                 **_about(held),
+                "target": statement.target,
                 "duration": statement.duration,
                 "expires_ms": statement.expires_at,
                 "signers": list(signed.signers),
                 "lease": signed.sha256,
-                "add": list(self._lines(held.kind, held.target)),
+                "add": list(self._lines(held)),
             },
         )
         lease = self.book.grant(signed, now_ms=now_ms)

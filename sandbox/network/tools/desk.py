@@ -18,7 +18,7 @@ from policy.manifest import text
 from policy.manifest.tools.document import Server, ToolManifest
 from sandbox.network.tools import mcp_session, spawn_tool, wire
 from sandbox.network.tools.guard import ToolGuard
-from sandbox.network.tools.proxy import Output, ToolProxy
+from sandbox.network.tools.proxy import Output, ToolProxy, refused_result
 from sandbox.rate_limit import Tokens
 
 SEPARATOR: Final = "__"
@@ -30,17 +30,29 @@ _INVALID, _NO_METHOD, _BAD_PARAMS = -32600, -32601, -32602
 
 
 class Effects(Struct):
-    """Effects of a message: replies by number, lines for servers by alias, servers to start, and children by number."""
+    """Effects of a message: replies by number, lines for servers by alias, servers to start, children by number, and
+    questions to an operator.
+
+    A question says which call is held, or that the client of one is gone (wire).
+    """
 
     replies: list[tuple[int, int, bytes]] = msgspec.field(default_factory=list)
     lines: list[tuple[str, bytes]] = msgspec.field(default_factory=list)
     starts: list[str] = msgspec.field(default_factory=list)
     children: list[tuple[int, bytes]] = msgspec.field(default_factory=list)
+    questions: list[dict[str, Any]] = msgspec.field(default_factory=list)
 
 
 class _Place(Struct, frozen=True):
     server: Server
     name: str
+
+
+class _HeldCall(Struct, frozen=True):
+    place: _Place
+    ident: str | int
+    uri: str
+    arguments: dict[str, Any]
 
 
 class ToolDesk:
@@ -64,6 +76,7 @@ class ToolDesk:
         self._proxies: dict[str, ToolProxy] = {}
         self._running: set[str] = set()
         self._open: dict[int, tuple[str, bytes]] = {}
+        self._held: dict[int, _HeldCall] = {}
         self._rates = {alias: Tokens(1 / START_SECONDS, STARTS, clock()) for alias in self._servers}
 
     # --- clients --------------------------------------------------------------------------------------
@@ -124,12 +137,39 @@ class ToolDesk:
         if place is None:
             said = f"there is no tool {text.quote(name)}"
             return _reply(number, wire.ANSWER, _error(ident, _BAD_PARAMS, said))
-        effects, server = Effects(), place.server
-        self._open[number] = server.alias, json.dumps(ident).encode()
+        uri = f"matrix://tool/mcp/{place.server.alias}/{place.name}@{place.server.version}"
+        held = _HeldCall(place, ident, uri, arguments)
+        return self._hold(number, held) if self._guard.asks(uri) else self._make(number, held)
+
+    def _hold(self, number: int, held: _HeldCall) -> Effects:
+        """Hold a call for an operator, unless it is refused for another reason."""
+        try:
+            question = self._guard.question(held.uri, held.arguments)
+            if len(self._held) >= wire.HELD_CALLS:
+                raise self._guard.unapproved(held.uri, held.arguments)
+        except (errors.ToolDeniedError, errors.ToolArgumentsError, errors.UsageError) as e:
+            return _reply(number, wire.ANSWER, _message({"id": held.ident, **_refused(e)}))
+        self._held[number] = held
+        return Effects(questions=[{"number": number, **question}])
+
+    def answered(self, number: int, *, granted: bool) -> Effects:
+        """Make a call that was held, or refuse it. The client of one that is not there any more is gone."""
+        held = self._held.pop(number, None)
+        if held is None:
+            return Effects()
+        if granted:
+            return self._make(number, held, approved=True)
+        refused = _refused(self._guard.unapproved(held.uri, held.arguments))
+        return _reply(number, wire.ANSWER, _message({"id": held.ident, **refused}))
+
+    def _make(self, number: int, held: _HeldCall, *, approved: bool = False) -> Effects:
+        effects, server = Effects(), held.place.server
+        self._open[number] = server.alias, json.dumps(held.ident).encode()
         proxy = self._proxies.get(server.alias)
         if proxy is None:
             proxy = self._proxies[server.alias] = ToolProxy(self._guard, self._tools, server, clock=self._clock)
-        self._put(server.alias, proxy.call(number, place.name, arguments), effects)
+        out = proxy.call(number, held.place.name, held.arguments, approved=approved)
+        self._put(server.alias, out, effects)
         if proxy.waits and server.alias not in self._running:
             self._start(server.alias, proxy, effects)
         return effects
@@ -162,6 +202,8 @@ class ToolDesk:
         """End a call whose client no longer waits. It gets no reply."""
         effects = Effects()
         self._children.pop(number, None)
+        if self._held.pop(number, None) is not None:
+            effects.questions.append({"number": number, "gone": True})
         if (found := self._open.pop(number, None)) is not None and found[0] in self._proxies:
             self._put(found[0], self._proxies[found[0]].cancel(number), effects)
         return effects
@@ -234,6 +276,10 @@ def _reply(number: int, said: int, message: bytes) -> Effects:
 
 def _error(ident: str | int | None, code: int, said: str) -> bytes:
     return _message({"id": ident, "error": {"code": code, "message": said}})
+
+
+def _refused(error: errors.CovenantError) -> dict[str, Any]:
+    return {"result": refused_result(error)}
 
 
 def _message(message: Mapping[str, Any]) -> bytes:

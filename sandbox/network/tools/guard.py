@@ -21,6 +21,7 @@ from policy.manifest.tools import argument_schema
 from policy.manifest.tools.document import Server, Tool, ToolManifest
 from policy.rules import tool_calls
 from policy.rules.tool_calls import Refusal
+from sandbox.network.tools import wire
 
 # What a server's result may hold. Other keys, such as a request for input, are dropped: a server asks for nothing.
 RESULT_KEYS: Final = ("content", "structuredContent", "isError")
@@ -78,14 +79,60 @@ class ToolGuard:
         granted = self._skills.allow.holds(uri) and self._skills.side_effects.holds(effect)
         return granted and effect in self._tools.allowed_side_effects
 
-    def check(self, uri: str, arguments: Mapping[str, Any], *, seconds: float | None = None) -> AllowedCall:
+    def asks(self, uri: str) -> bool:
+        """Whether an operator is asked about each call of the tool."""
+        return uri in self._skills.asked
+
+    def question(self, uri: str, arguments: Mapping[str, Any]) -> dict[str, str]:
+        """Return what an operator is asked about a call that may be made but for that: no other call is asked about.
+
+        Raises: as ``check``.
+        """
+        _, tool = self._consider(uri, arguments)
+        raw = tool_calls.encoded(arguments)
+        shown = raw.decode("ascii")
+        if len(shown) > wire.SHOWN_CHARACTERS:
+            end = f"... {len(raw)} bytes in all"
+            shown = shown[: wire.SHOWN_CHARACTERS - len(end)] + end
+        return {
+            "uri": uri,
+            "side_effect_class": tool.side_effect_class,
+            "arguments_hash_hex": hashlib.sha256(raw).hexdigest(),
+            "arguments": shown,
+        }
+
+    def unapproved(self, uri: str, arguments: Mapping[str, Any]) -> errors.ToolDeniedError:
+        """Write the refusal of a call that no operator let pass, and return it."""
+        refusal = tool_calls.unapproved(uri)
+        self._write_refusal(uri, arguments, refusal.denial)
+        return _denied(refusal)
+
+    def check(
+        self, uri: str, arguments: Mapping[str, Any], *, seconds: float | None = None, approved: bool = False
+    ) -> AllowedCall:
         """Return the call, which is in the log now. ``seconds`` may shorten its time.
+
+        Without ``approved`` a call that an operator is asked about is refused.
 
         Raises:
             errors.ToolDeniedError: the manifest does not allow it; the refusal is in the log.
             errors.ToolArgumentsError: the arguments do not fit the tool's input schema; so is that.
             errors.UsageError: tools.json has no input schema of it.
         """
+        server, tool = self._consider(uri, arguments)
+        if self.asks(uri) and not approved:
+            raise self.unapproved(uri, arguments)
+        now = self._clock()
+        if (refusal := self._rate.take(uri, now)) is not None:
+            self._refuse(uri, arguments, refusal)
+        most = tool_calls.call_ms(self._skills, tool) / 1000
+        most = most if seconds is None else min(most, seconds)
+        call = AllowedCall(uuid.uuid4().hex, uri, server, tool, arguments, now, most)
+        self._log("tool_called", {**self._about(uri, arguments), "call": call.id})
+        return call
+
+    def _consider(self, uri: str, arguments: Mapping[str, Any]) -> tuple[Server, Tool]:
+        """Check a call by all but its rate and an operator. Raises: as ``check``."""
         refusal = tool_calls.before(self._skills, self._tools, uri, arguments)
         if refusal is not None:
             self._refuse(uri, arguments, refusal)
@@ -102,14 +149,7 @@ class ToolGuard:
         except errors.ToolArgumentsError:
             self._write_refusal(uri, arguments, Denial("tool", uri, "schema"))
             raise
-        now = self._clock()
-        if (refusal := self._rate.take(uri, now)) is not None:
-            self._refuse(uri, arguments, refusal)
-        most = tool_calls.call_ms(self._skills, tool) / 1000
-        most = most if seconds is None else min(most, seconds)
-        call = AllowedCall(uuid.uuid4().hex, uri, server, tool, arguments, now, most)
-        self._log("tool_called", {**self._about(uri, arguments), "call": call.id})
-        return call
+        return server, tool
 
     def _fits(self, uri: str, tool: Tool, schema: dict[str, Any], arguments: Mapping[str, Any]) -> None:
         argument_schema.check(tool.name, schema, self._validator(uri, tool, schema), dict(arguments))

@@ -20,6 +20,7 @@ from msgspec import Struct
 from policy import errors
 from sandbox.kernel.proc import pipes
 from sandbox.network.tools import wire
+from sandbox.network.tools.questions import HoldTerms, ToolQuestions
 from sandbox.network.tools.spawn_line import Spawn, SpawnLine
 
 _AT_ONCE: Final = 64
@@ -75,7 +76,8 @@ class ToolTerms(Struct, frozen=True):
     """The tools of a run: the grants and tools.json for the gate, and the supervisor's part of it.
 
     ``log`` writes an event, and ``sync`` makes all that were written durable. ``start`` starts a server, or returns
-    None where it cannot. ``spawn`` starts a child of the run; None where the run may have none.
+    None where it cannot. ``spawn`` starts a child of the run; None where the run may have none. ``hold`` asks an
+    operator about calls, where the grants demand it.
     """
 
     grants: Mapping[str, Any]
@@ -85,6 +87,7 @@ class ToolTerms(Struct, frozen=True):
     start: Callable[[str], StartedServer | None]
     sync: Callable[[], None] = lambda: None
     spawn: Spawn | None = None
+    hold: HoldTerms | None = None
 
     def plan(self) -> dict[str, Any]:
         """Return what the tool gate's process is given."""
@@ -100,10 +103,13 @@ class ToolLedger:
         self.hung_up = False
         self._log, self._gates_log = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control, self._gates_control = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._questions = None if terms.hold is None else ToolQuestions(terms.hold)
         self._epoll = select.epoll()
         self._children = None if terms.spawn is None else SpawnLine(terms.spawn, self._writes_outcomes)
         if self._children is not None:
             self._epoll.register(self._children.fileno(), select.EPOLLIN)
+        if self._questions is not None:
+            self._epoll.register(self._questions.fileno(), select.EPOLLIN)
         # What servers wrote to stderr last, by descriptor: alias and text.
         self._stderr: dict[int, tuple[str, bytearray]] = {}
         for end in (self._log, self._control):
@@ -116,6 +122,8 @@ class ToolLedger:
             end.close()
         if self._children is not None:
             self._children.close()
+        if self._questions is not None:
+            self._questions.close()
         while self._stderr:
             os.close(self._stderr.popitem()[0])
 
@@ -123,7 +131,11 @@ class ToolLedger:
     def gate_ends(self) -> dict[str, int]:
         """Return the gate's descriptors by name; ``started`` closes them here."""
         found = {"log": self._gates_log.fileno(), "control": self._gates_control.fileno()}
-        return found if self._children is None else {**found, "children": self._children.gates_end.fileno()}
+        if self._children is not None:
+            found["children"] = self._children.gates_end.fileno()
+        if self._questions is not None:
+            found["questions"] = self._questions.gate_end
+        return found
 
     def started(self) -> None:
         """Close the gate's ends here: from now on, its death is the end of both lines."""
@@ -131,6 +143,8 @@ class ToolLedger:
         self._gates_control.close()
         if self._children is not None:
             self._children.gates_end.close()
+        if self._questions is not None:
+            self._questions.started()
 
     def fileno(self) -> int:
         """Return the descriptor to watch."""
@@ -143,6 +157,9 @@ class ToolLedger:
                 self._read_stderr(fd)
             elif self._children is not None and fd == self._children.fileno():
                 if (wrong := self._children.serve()) is not None:
+                    return wrong
+            elif self._questions is not None and fd == self._questions.fileno():
+                if (wrong := self._questions.serve()) is not None:
                     return wrong
             elif (wrong := self._rows() if fd == self._log.fileno() else self._starts()) is not None:
                 return wrong
@@ -177,6 +194,8 @@ class ToolLedger:
         kind, fields = found
         if kind == "tool_called":
             if fields["call"] in self._under_way or len(self._under_way) >= _UNDER_WAY:
+                return ""
+            if self._questions is not None and not self._questions.passes(fields):
                 return ""
             self._under_way[fields["call"]] = fields["uri"]
         if kind == "tool_answered" and self._under_way.pop(fields["call"], None) != fields["uri"]:

@@ -150,8 +150,8 @@ class ToolProxy:
             return Output(_error(number, _BAD_PARAMS, "a call has a name and arguments by name"))
         return self.call(number, name, arguments)
 
-    def call(self, number: Any, name: str, arguments: dict[str, Any]) -> Output:
-        """Take a call of a client, whose id is ``number``."""
+    def call(self, number: Any, name: str, arguments: dict[str, Any], *, approved: bool = False) -> Output:
+        """Take a call of a client, whose id is ``number``. ``approved``: an operator let it pass."""
         taken = [one.client_id for one in (*self._waiting, *self._pending.values())]
         if number in taken or len(taken) >= CALLS:
             return Output(_error(number, _INVALID, f"its id is that of another call, or there are {CALLS} calls"))
@@ -159,7 +159,7 @@ class ToolProxy:
             return Output(_tool_error(number, self._drift))
         uri = f"matrix://tool/mcp/{self._server.alias}/{name}@{self._server.version}"
         try:
-            call = self._guard.check(uri, arguments)
+            call = self._guard.check(uri, arguments, approved=approved)
         except (errors.ToolDeniedError, errors.ToolArgumentsError, errors.UsageError) as e:
             return Output(_tool_error(number, e))
         if self._listing is not None:
@@ -256,9 +256,14 @@ class ToolProxy:
             return Output(_tool_error(one.client_id, e))
 
 
-def _tool_error(number: Any, error: errors.CovenantError) -> bytes:
+def refused_result(error: errors.CovenantError) -> dict[str, Any]:
+    """Return the result of a call that was refused."""
     said = f"{error.message}\n{error.hint}".strip()
-    return _result(number, {"content": [{"type": "text", "text": said}], "isError": True})
+    return {"content": [{"type": "text", "text": said}], "isError": True}
+
+
+def _tool_error(number: Any, error: errors.CovenantError) -> bytes:
+    return _result(number, refused_result(error))
 
 
 def _result(number: Any, result: Mapping[str, Any]) -> bytes:

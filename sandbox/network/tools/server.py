@@ -117,6 +117,8 @@ class ToolLoop:
         guard.prepare()
         self._children = gate.fds.get("children")
         self._desk = ToolDesk(guard, tools, clock=time.monotonic, spawns=self._children is not None)
+        # Without this line no operator can be asked, and a call that needs one is refused.
+        self._questions = gate.fds.get("questions", -1)
         self._line = gate.fds["line"]
         os.set_blocking(self._line, False)
         self._out = Writer(self._line)
@@ -134,6 +136,9 @@ class ToolLoop:
             os.set_blocking(self._children, False)
             self._asks = Writer(self._children)
             self._handlers[self._children] = self._on_children
+        if self._questions >= 0:
+            os.set_blocking(self._questions, True)
+            self._handlers[self._questions] = self._on_verdict
 
     def run(self) -> NoReturn:
         """Serve until a peer is gone."""
@@ -167,6 +172,8 @@ class ToolLoop:
         }
         if self._children is not None:
             wanted[self._children] = select.EPOLLIN | (select.EPOLLOUT if self._asks else 0)
+        if self._questions >= 0:
+            wanted[self._questions] = reads
         for one in self._servers.values():
             if one.writer is not None:
                 if not full:
@@ -222,6 +229,8 @@ class ToolLoop:
         for alias in effects.starts:
             self._servers[alias] = ServerPipes()
             self._control.send(alias.encode())
+        for question in effects.questions:
+            self._ask(question)
         for number, said, message in effects.replies:
             self._out.put(wire.REPLY.pack(number, said, len(message)) + message)
         for number, message in effects.children:
@@ -255,6 +264,22 @@ class ToolLoop:
             if not said:
                 raise SystemExit("the supervisor is gone")
             self._awaited -= len(said)
+
+    def _ask(self, question: Mapping[str, Any]) -> None:
+        """Ask an operator about a call that is held."""
+        if self._questions < 0:
+            self._apply(self._desk.answered(question["number"], granted=False))
+            return
+        os.write(self._questions, json.dumps(question, separators=(",", ":")).encode())
+
+    def _on_verdict(self, events: int) -> None:
+        message = os.read(self._questions, wire.VERDICT.size)
+        if not message:
+            raise SystemExit("the supervisor is gone")
+        number, granted = wire.VERDICT.unpack(message)
+        effects = self._desk.answered(number, granted=granted)
+        self._await_rows()  # INVARIANT: the row of the call before its line
+        self._apply(effects)
 
     def _on_control(self, events: int) -> None:
         message, fds, _, _ = socket.recv_fds(self._control, wire.ALIAS_BYTES, max(_FDS))

@@ -8,6 +8,8 @@ supervisor -> tool gate     the alias with descriptors: the server's stdin and s
                             whether calls are under way; none where it is refused
 tool gate -> supervisor     SPAWN, the name of an agent and its text as JSON (SOCK_STREAM), where children are granted
 supervisor -> tool gate     SPAWN, the outcome as JSON: `ok` with run, text and sources, or `error`
+tool gate -> supervisor     a call that is held for an operator, or that its client is gone: JSON (SOCK_SEQPACKET)
+supervisor -> tool gate     a VERDICT on it
 """
 
 from __future__ import annotations
@@ -33,3 +35,10 @@ ALIAS_BYTES: Final = 128
 ACK: Final = b"+"
 # The row whose event must be durable before the gate acts.
 AWAITED: Final = "tool_called"
+# Number of the request, and whether its call may be made.
+VERDICT: Final = struct.Struct("!I?")
+LAST_NUMBER: Final = (1 << 32) - 1
+# Calls of one run that are held at one time, the characters of arguments that an operator is shown, and a question.
+HELD_CALLS: Final = 64
+SHOWN_CHARACTERS: Final = 1024
+QUESTION_BYTES: Final = 8192

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import strategies as st
+from msgspec import structs
 
 from policy.grants import skill_rules
 from policy.grants.credentials import CredentialSet, InjectRule, InjectSet
@@ -80,11 +81,14 @@ rule_rows = st.tuples(
 )  # fmt: skip
 tool_rules = st.lists(rule_rows, max_size=4).map(skill_rules.of)
 skills = st.builds(
-    lambda allow, effects, rules, limits: SkillSet(allow, effects, rules, *limits),
+    lambda allow, effects, rules, limits, asked: structs.replace(
+        SkillSet(allow, effects, rules, *limits), asked=tuple(asked)
+    ),
     words.map(NameSet.of) | st.just(NameSet.top()),
     st.frozensets(st.sampled_from(SIDE_EFFECTS)).map(NameSet.of),
     tool_rules,
     st.tuples(*[st.sampled_from([None, 0, 1, 60])] * 4),
+    words,
 ) | st.just(SkillSet.top())
 spawnings = st.builds(Spawning, ceilings, ceilings, st.sampled_from(ON_PARENT_EXIT))
 lifetimes = st.builds(LifetimeGrant, ceilings, st.sampled_from(ON_EXPIRY))

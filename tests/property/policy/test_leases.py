@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from policy import errors
+from policy.leases import targets
 from policy.leases.book import LeaseBook, RunOfLeases
 from policy.signing import lease, strict_json
 from tests import signing_kit as kit
@@ -101,6 +102,55 @@ def test_leases_for_something_else_never_count() -> None:
         # The same lease, and one with its nonce for the new request.
         replays += not _refused(book, GOOD, 1, now_ms) or not _refused(book, again, 1, now_ms)
     assert replays == 0
+
+
+URI = "matrix://tool/mcp/mail/send@1.2.0"
+CALL = targets.call(URI, "a" * 64)
+
+
+def _of_tool(chance: random.Random) -> dict[str, Any]:
+    """A lease for another call, for the whole tool but once, or for another kind of thing."""
+    other = chance.choice([
+        targets.call(URI, _hex(chance, 64, "a" * 64)), targets.call(URI + "1", "a" * 64),
+        targets.call(URI[:-1], "a" * 64), "matrix://tool/mcp/mail/*@1.2.0",
+        f"{CALL} ", CALL.upper(), f"{URI} ", f"{URI} sha256:", f"{URI} sha256:*", "*", URI[:-1],
+        URI.replace("send", "*"), f"{URI} sha256:{'a' * 63}", f"{CALL},{'b' * 64}",
+    ])  # fmt: skip
+    fields: dict[str, Any] = {**GOOD, "kind": "tool", "target": CALL, "nonce": _hex(chance, 32, "")}
+    return {**fields, **chance.choice([
+        {"target": other}, {"target": URI, "duration": "once"}, {"kind": "network"},
+        {"kind": "network", "target": URI}, {"run_id": _hex(chance, 32, RUN.run_id), "target": URI},
+        {"request_id": _hex(chance, 16, REQUEST), "target": URI},
+        {"policy_digest": _hex(chance, 64, ""), "target": URI}, {"expires_at": NOW - 1, "target": URI},
+    ])}  # fmt: skip
+
+
+def test_leases_for_another_call_never_count() -> None:
+    chance = random.Random(130)
+    for whole in (False, True):
+        book = LeaseBook(RUN, lambda kind, target: targets.tool(target) == URI)
+        book.ask("tool", CALL, REQUEST, now_ms=NOW, ends_ms=NOW + 60_000)
+        assert [one for one in (_of_tool(chance) for _ in range(2_000)) if not _given_unsigned(book, one)] == []
+        # The positive control, and exactly the calls that it covers.
+        good = {**GOOD, "kind": "tool", "target": URI if whole else CALL, "duration": "run"}
+        assert not _given_unsigned(book, good)
+        for _ in range(500):
+            call = targets.call(URI, _hex(chance, 64, "a" * 64))
+            assert (book.live("tool", call, NOW) is not None) == whole
+            assert book.live("tool", targets.call(URI + "2", "a" * 64), NOW) is None
+            assert book.live("network", CALL, NOW) is None
+        assert book.live("tool", CALL, NOW) is not None
+        assert book.live("tool", CALL, GOOD["expires_at"]) is None
+
+
+def _given_unsigned(book: LeaseBook, fields: dict[str, Any]) -> bool:
+    """Give a lease as if its signature was verified. Returns whether it is refused."""
+    try:
+        statement = strict_json.validate(lease.LeaseStatement, fields)
+        book.grant(lease.SignedLease(statement, ("op1",), "0" * 64), now_ms=NOW)
+    except (errors.CovenantError, strict_json.MalformedJsonError):
+        return True
+    return False
 
 
 def test_lease_lives_no_longer_than_it_says() -> None:

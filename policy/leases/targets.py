@@ -1,0 +1,26 @@
+"""Targets of leases for tools: one call by the digest of its arguments, or every call of the tool that rules allow."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_MARK: Final = " sha256:"
+
+
+def call(uri: str, digest: str) -> str:
+    """The target of one call: its tool, and the SHA-256 of its arguments (policy.rules.tool_calls.encoded)."""
+    return f"{uri}{_MARK}{digest}"
+
+
+def tool(target: str) -> str | None:
+    """The tool of the target of one call. None for another target."""
+    uri, mark, digest = target.partition(_MARK)
+    return uri if mark and uri and _DIGEST.fullmatch(digest) else None
+
+
+def covering(kind: str, target: str) -> tuple[str, ...]:
+    """The targets of the leases that cover a use of ``target``: itself and, for a call, its tool."""
+    uri = tool(target) if kind == "tool" else None
+    return (target,) if uri is None else (target, uri)
