@@ -14,7 +14,7 @@ class AuthorError(CovenantError):
 
 
 class PackageError(AuthorError):
-    """The package directory holds something that is refused: a symlink, a device, too much, a bad name."""
+    """The package directory contains a refused entry: a symlink, a device, a bad name, or too much data."""
 
     code = "package_invalid"
 
@@ -48,7 +48,7 @@ class ImportSourceError(AuthorError):
 
 
 class UnknownSyscallError(ManifestError):
-    """A system call is named that no supported architecture has."""
+    """The manifest names a system call that no supported architecture has."""
 
     code = "unknown_syscall"
 
@@ -60,6 +60,6 @@ class ProgramError(AuthorError):
 
 
 class GrantedPathError(AuthorError):
-    """A granted host path is missing, leads through a symlink, is in other hands, or may never be granted."""
+    """A granted host path is missing, leads through a symlink, has a wrong owner, or may never be granted."""
 
     code = "path_refused"

@@ -27,7 +27,7 @@ class UnsupportedError(OperatorError):
 
 
 class FrameError(OperatorError):
-    """The received bytes are no frame: longer than 8 MiB, or cut off."""
+    """The received bytes are no frame: longer than 8 MiB, or incomplete."""
 
     code = "bad_frame"
 
@@ -45,7 +45,7 @@ class AnswerTooLargeError(OperatorError):
 
 
 class DaemonSilentError(MachineError):
-    """No daemon listens at the socket, it ended before it answered, or does not speak as one."""
+    """No daemon listens at the socket, it ended before it answered, or the listener is no daemon."""
 
     code = "daemon_silent"
     actor = Actor.OPERATOR
@@ -58,7 +58,7 @@ class DaemonRunsError(OperatorError):
 
 
 class RootRefusedError(OperatorError):
-    """The daemon needs no rights and does not run as root unless it is told to (`--allow-root`)."""
+    """The daemon needs no rights and does not run as root without `--allow-root`."""
 
     code = "root_refused"
 
@@ -83,7 +83,7 @@ class NoAgentError(OperatorError):
 
 
 class NoAgentMatchedError(OperatorError):
-    """No word of the intent is one of an agent's, so no agent was asked. The command ends with status 3."""
+    """The intent shares no word with any agent, so no agent ran. The command ends with status 3."""
 
     code = "no_agent_matched"
 
@@ -95,13 +95,13 @@ class AgentIdTakenError(OperatorError):
 
 
 class StaleAgentError(OperatorError):
-    """The package was changed since the daemon looked at it."""
+    """The package changed since the daemon read it."""
 
     code = "agent_changed"
 
 
 class HermesError(MachineError):
-    """The Hermes API did not answer, answered nonsense, or lacks what a run needs."""
+    """The Hermes API did not answer, gave an invalid answer, or lacks a needed function."""
 
     code = "hermes_failed"
 
@@ -125,7 +125,7 @@ class ToolRefusedError(RunError):
 
 
 class NoApprovalError(OperatorError):
-    """No run waits for such an approval: it was answered, its time is over, or its run has ended."""
+    """No run waits for this approval: it was answered, it expired, or its run has ended."""
 
     code = "no_such_approval"
 
@@ -137,26 +137,26 @@ class LeaseError(OperatorError):
 
 
 class PreemptedError(RunError):
-    """The agent's budget was used up while it ran: it was ended."""
+    """The agent's budget was used up during its run, so the run was ended."""
 
     code = "budget_preempted"
     actor = Actor.OPERATOR
 
 
 class BudgetUnseededError(OperatorError):
-    """No capacity was set for the agent: it has no bucket, and nothing is taken from it."""
+    """No capacity was set for the agent, so it has no bucket and is charged nothing."""
 
     code = "budget_unseeded"
 
 
 class BudgetExhaustedError(OperatorError):
-    """The agent's bucket does not hold what the intent needs; `hint` says when it will."""
+    """The agent has fewer credits than the intent needs; `hint` says when it will have enough."""
 
     code = "budget_exhausted"
 
 
 class ReservationError(OperatorError):
-    """No reservation with that receipt is open: it was settled or given back already, or never made."""
+    """No reservation with that receipt is open: it was settled, given back, or never made."""
 
     code = "budget_reservation"
 
@@ -174,7 +174,7 @@ class NoCheckpointError(OperatorError):
 
 
 class ReceiptError(OperatorError):
-    """The receipt or batch contradicts one that is there, or is not there."""
+    """The receipt or batch contradicts an existing one, or does not exist."""
 
     code = "receipt_conflict"
 
@@ -186,7 +186,7 @@ class NothingToSettleError(OperatorError):
 
 
 class ChainError(OperatorError):
-    """The chain did not take the transaction, or what it took is not what was sent."""
+    """The chain refused the transaction, or recorded another one than was sent."""
 
     code = "chain_failed"
 
@@ -210,19 +210,19 @@ class NoMemoryError(OperatorError):
 
 
 class MemoryInvalidError(OperatorError):
-    """The record, order or policy is one that memory does not take."""
+    """Memory does not accept the record, order or policy."""
 
     code = "memory_invalid"
 
 
 class MemoryFullError(OperatorError):
-    """The caller has as many records, or as much in them, as one caller may have."""
+    """The caller has the maximum of records, or of bytes in them."""
 
     code = "memory_full"
 
 
 class MemoryConflictError(OperatorError):
-    """The record is not as the order expects it."""
+    """The record differs from what the order expects."""
 
     code = "memory_conflict"
 
@@ -246,13 +246,13 @@ class IgnoreFileError(OperatorError):
 
 
 class EmbedderError(MachineError):
-    """The embedder is not installed, did not answer in time, or answered with something that is no vector."""
+    """The embedder is not installed, did not answer in time, or its answer is no vector."""
 
     code = "embedder"
 
 
 class HttpRefusedError(OperatorError):
-    """The request over HTTP is refused before it is asked whose it is: its host, origin, type, size or form."""
+    """The HTTP request is refused before its token is checked: its host, origin, type, size or form."""
 
     code = "http_refused"
 
@@ -264,7 +264,7 @@ class SlowSubscriberError(OperatorError):
 
 
 class TooManySubscribersError(OperatorError):
-    """As many streams are open as there may be."""
+    """The maximum of streams is open."""
 
     code = "too_many_streams"
 
@@ -288,7 +288,7 @@ class NoTaskError(OperatorError):
 
 
 class TaskStateError(OperatorError):
-    """The task is not in a state in which that can be done: it is not leased, or has its result already."""
+    """The task's state does not allow the operation: it is not leased, or has its result already."""
 
     code = "task_state"
 
@@ -306,13 +306,13 @@ class TaskExistsError(OperatorError):
 
 
 class TaskInvalidError(OperatorError):
-    """The task, its result, or what should be done with it is not as the mailbox takes it."""
+    """The mailbox does not accept the task, its result or the operation."""
 
     code = "task_invalid"
 
 
 class MailboxFullError(OperatorError):
-    """As many tasks wait for this recipient, or in all, as may."""
+    """The maximum of tasks waits for this recipient, or in all."""
 
     code = "mailbox_full"
 
@@ -348,7 +348,7 @@ class CapabilityMissingError(OperatorError):
 
 
 class CapabilityScopeError(OperatorError):
-    """A grant of the action is held, but its scope does not admit what is asked."""
+    """The caller holds a grant of the action, but its scope does not admit the request."""
 
     code = "capability_scope"
 
@@ -372,7 +372,7 @@ class GrantRefusedError(OperatorError):
 
 
 class NotYoursError(OperatorError):
-    """Only who holds or gave the grant, or the operator, may revoke it."""
+    """Only the holder or giver of the grant, or the operator, may revoke it."""
 
     code = "grant_not_yours"
 
@@ -384,7 +384,7 @@ class OperatorOnlyError(OperatorError):
 
 
 class PeerRefusedError(OperatorError):
-    """The peer cannot be let in, or the prefix names none as it stands."""
+    """The peer cannot be enrolled, or the prefix names no single peer."""
 
     code = "peer_refused"
 
@@ -396,13 +396,13 @@ class OperatorTokenError(OperatorError):
 
 
 class AttestationError(OperatorError):
-    """The message to attest is too long, is not base58, or bears a time that is not now."""
+    """The message to attest is too long, is not base58, or its time is not now."""
 
     code = "attestation_refused"
 
 
 class SecretDeniedError(OperatorError):
-    """There is no such secret, or the caller holds no grant that names it: which of both is not said."""
+    """There is no such secret, or the caller holds no grant that names it; the answer does not say which."""
 
     code = "secret_denied"
 

@@ -21,7 +21,7 @@ class DiskFullError(ExhaustedError):
 
 
 class DescriptorsExhaustedError(ExhaustedError):
-    """This process, or the whole host, has as many open files as it may."""
+    """This process, or the whole host, has the maximum of open files."""
 
     code = "too_many_open_files"
 

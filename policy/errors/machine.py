@@ -12,7 +12,7 @@ class MachineError(CovenantError):
 
 
 class InternalError(MachineError):
-    """A fault of this program. The lines on stderr tell where."""
+    """A fault of this program. The lines on stderr show the place."""
 
     code = "internal"
 
@@ -73,25 +73,25 @@ class SelfTestError(MachineError):
 
 
 class LedgerError(MachineError):
-    """The audit log cannot be written or does not hold together."""
+    """The audit log cannot be written or does not verify."""
 
     code = "ledger"
 
 
 class StoreError(MachineError):
-    """A file of the daemon's state cannot be read or written; what was acknowledged before is there."""
+    """A file of the daemon's state cannot be read or written; acknowledged data is safe."""
 
     code = "store"
 
 
 class StoreFullError(StoreError):
-    """There is no room on the disk for what should be kept. Nothing of it was written, and nothing else suffered."""
+    """The disk is full. Nothing of the request was written; other data is unchanged."""
 
     code = "store_full"
 
 
 class StdoutError(MachineError):
-    """stdout takes no more: it is closed, or what it leads to is full. The result could not be shown there."""
+    """stdout cannot be written: it is closed, or its target is full. The result could not be shown there."""
 
     code = "stdout_failed"
 
@@ -103,19 +103,19 @@ class EventError(MachineError):
 
 
 class StateError(MachineError):
-    """COVENANT_STATE holds a file that is damaged, or is busy, or cannot be written."""
+    """COVENANT_STATE contains a damaged file, is busy, or cannot be written."""
 
     code = "state_damaged"
 
 
 class ArtefactError(MachineError):
-    """A compiled artefact cannot be read back, so that nothing can be said about what it allows."""
+    """A compiled artefact cannot be read back, so its grants are unknown."""
 
     code = "artefact_unreadable"
 
 
 class ProofError(MachineError):
-    """The artefacts allow more or less than the effective grants: read back, they are not what was decided."""
+    """The artefacts, read back, allow more or less than the effective grants."""
 
     code = "proof_failed"
 
@@ -127,7 +127,7 @@ class UnexplainedError(MachineError):
 
 
 class KeeperError(MachineError):
-    """The process that keeps a run does not answer: it hangs, or the machine is too busy."""
+    """The shim of a run does not answer: it hangs, or the machine is too busy."""
 
     code = "keeper_silent"
 

@@ -12,19 +12,19 @@ class OperatorError(CovenantError):
 
 
 class NoRunError(OperatorError):
-    """No agent that runs now has this run id, or more than one begins with it."""
+    """No live run has this id, or more than one id begins with it."""
 
     code = "no_such_run"
 
 
 class WrongStateError(OperatorError):
-    """The run is in a state in which this cannot be done to it: docs/lifecycle.md has the table."""
+    """The run's state does not allow the operation; docs/lifecycle.md has the table."""
 
     code = "wrong_state"
 
 
 class UsageError(OperatorError):
-    """The command was called in a way that it does not take."""
+    """The command was called with wrong arguments."""
 
     code = "usage"
 
@@ -48,7 +48,7 @@ class ContractError(OperatorError):
 
 
 class ConfigError(OperatorError):
-    """The configuration file is malformed, or others than root can write it."""
+    """The configuration file is malformed, or another user than root can write it."""
 
     code = "config_invalid"
 
@@ -66,7 +66,7 @@ class KeyFileError(OperatorError):
 
 
 class AgentError(OperatorError):
-    """The ssh-agent is not there, has no such Ed25519 key, did not sign, or answered with something else."""
+    """The ssh-agent is missing, lacks this Ed25519 key, did not sign, or gave an invalid answer."""
 
     code = "ssh_agent"
 
@@ -78,13 +78,13 @@ class VaultError(OperatorError):
 
 
 class VaultKeyError(VaultError):
-    """No key opens the vault: none is given, it is another's, or its file can be read by others."""
+    """No key opens the vault: it is missing, wrong, or its file is readable by others."""
 
     code = "vault_locked"
 
 
 class SecretError(VaultError):
-    """The vault has no such secret, or has it already, or what was given can be no secret."""
+    """The vault lacks this secret, has it already, or the value cannot be a secret."""
 
     code = "secret_refused"
 

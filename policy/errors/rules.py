@@ -25,7 +25,7 @@ class SchemaViolation(RuleViolation):
 
 
 class NeverGrantableError(SchemaViolation):
-    """Rule 1: a path that no manifest is granted, with any signature (policy/data/never_grantable.toml)."""
+    """Rule 1: no manifest may have this path, with any signature (policy/data/never_grantable.toml)."""
 
     code = "never_grantable"
 
@@ -63,7 +63,7 @@ class ResourceViolation(RuleViolation):
 
 
 class DenyListViolation(RuleViolation):
-    """Rule 7: a permanently denied system call stands in the allow set."""
+    """Rule 7: the allow set contains a permanently denied system call."""
 
     code = "rule_7_deny_list"
     rule = 7

@@ -25,13 +25,13 @@ class OutputTooLargeError(RunError):
 
 
 class EarlyOutputError(RunError):
-    """The agent wrote to stdout before it was given its intent."""
+    """The agent wrote to stdout before it got its intent."""
 
     code = "early_output"
 
 
 class AgentFailedError(RunError):
-    """The agent exited with a status other than 0 or was killed by a signal of its own."""
+    """The agent exited with a status other than 0 or by a signal."""
 
     code = "agent_failed"
 
@@ -49,13 +49,13 @@ class DeadlineError(RunError):
 
 
 class CpuTimeError(RunError):
-    """The agent used more processor time than cpu_time_ms; ``details['clock']`` names the clock that it used up."""
+    """The agent used more CPU time than cpu_time_ms; ``details['clock']`` names the clock."""
 
     code = "cpu_time"
 
 
 class ParentEndedError(RunError):
-    """The run that started this one ended, and its on_parent_exit does not let it go on."""
+    """The parent's run ended, and on_parent_exit does not let this one continue."""
 
     code = "parent_ended"
 
@@ -88,7 +88,7 @@ class StoppedError(RunError):
 
 
 class CutOffError(RunError):
-    """The supervisor died while the agent ran: the next start ended what was left of it and wrote this down."""
+    """The supervisor died while the agent ran; the next start ended the rest and logged this."""
 
     code = "cut_off"
     actor = Actor.MACHINE
@@ -102,14 +102,14 @@ class GateError(RunError):
 
 
 class DriftError(RunError):
-    """Something that confines the agent was changed while it ran: it was ended. ``details['layer']`` says what."""
+    """The agent's confinement changed during the run, so the run was ended. ``details['layer']`` names the layer."""
 
     code = "drift"
     actor = Actor.MACHINE
 
 
 class SandboxCrashedError(RunError):
-    """The sandbox ended without the agent having exited."""
+    """The sandbox ended before the agent exited."""
 
     code = "sandbox_crashed"
 

@@ -14,19 +14,19 @@ class CallerError(OperatorError):
 
 
 class BusyError(OperatorError):
-    """This user has as many requests open as one may have, or asks too often."""
+    """This user has the maximum of open requests, or sends requests too often."""
 
     code = "too_many_requests"
 
 
 class RequestError(OperatorError):
-    """The request is none that the supervisor knows, is too large, or did not come whole in time."""
+    """The request is unknown to the supervisor, too large, or incomplete at the deadline."""
 
     code = "bad_request"
 
 
 class ServiceError(MachineError):
-    """The supervisor ended the conversation before its answer, or does not speak as one."""
+    """The supervisor disconnected before its answer, or the listener is no supervisor."""
 
     code = "supervisor_silent"
 
@@ -38,7 +38,7 @@ class HangingError(MachineError):
 
 
 class ImpostorError(MachineError):
-    """The process at the supervisor's socket is not root: nothing is sent there."""
+    """The process at the supervisor's socket is not root, so the client sends nothing."""
 
     code = "supervisor_untrusted"
 

@@ -13,7 +13,7 @@ class WorkspaceError(OperatorError):
 
 
 class WorkspaceBusyError(WorkspaceError):
-    """Another process uses the workspace or its directory at this moment."""
+    """Another process is using the workspace or its directory."""
 
     code = "workspace_busy"
     actor = Actor.MACHINE
@@ -26,14 +26,14 @@ class VolumeError(OperatorError):
 
 
 class VolumeBusyError(VolumeError):
-    """A run or a command uses the volume at this moment."""
+    """A run or command is using the volume."""
 
     code = "volume_busy"
     actor = Actor.MACHINE
 
 
 class PathInUseError(OperatorError):
-    """Another live run writes the same path. One run at a time does, unless the manifests of both say `shared`."""
+    """Another live run writes the same path. Only one may, unless the manifests of both say `shared`."""
 
     code = "path_in_use"
     actor = Actor.MACHINE
@@ -52,12 +52,12 @@ class WorkspaceDigestError(WorkspaceError):
 
 
 class WorkspaceApprovalError(WorkspaceError):
-    """The manifest asks for an operator's approval of these very changes, and there is none. Nothing was applied."""
+    """The manifest requires an operator's approval of exactly these changes, and there is none. Nothing was applied."""
 
     code = "workspace_approval"
 
 
 class WorkspaceLimitError(WorkspaceError):
-    """The caller keeps as many workspaces, or as much in them, as the configuration allows one user."""
+    """The caller keeps the maximum of workspaces, or of data in them, that the configuration allows."""
 
     code = "workspace_limit"
