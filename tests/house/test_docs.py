@@ -37,7 +37,6 @@ _REFERENCES = {
     "docs/manifest-grants.md": "one row for each key, made from the models",
     "docs/manifest-keys.md": "one row for each key, made from the models",
     "docs/mutants-survivors.md": "one line for each mutant that survives",
-    "docs/tools.md": "half of it is the table of what each kind of tool becomes",
     "docs/transcript.md": "the output of a program",
 }
 
