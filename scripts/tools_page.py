@@ -23,7 +23,7 @@ _URI = "matrix://tool/mcp/fs/read_text_file@2026.1.14"
 _INTRO = f"""\
 # tools.json
 
-Written by `{COMMAND}` from the models in `policy/manifest`; do not edit.
+Written by `{COMMAND}`; do not edit.
 
 `{document.FILE}` beside `agent.toml` names the tools of an agent: MCP servers, in the format of Matrix, read strictly
 ([schema](schema/tools.schema.json)). A running agent calls them at `http://tools.covenant/mcp`. These commands work
@@ -44,7 +44,7 @@ covenant manifest schema --tools > tools.schema.json
 
 {{uris}}
 
-A version is one release: tags (`latest`), words without a digit and ranges (`1.x`) are refused.
+A version is one release, no tag or range.
 
 ## The package of a server
 
@@ -61,7 +61,7 @@ digest. `{pins.LOCK}` keeps the SHA-256 of each tool's name, description and inp
 
 ## A server in its sandbox
 
-A stdio server runs in a sandbox of its own as `AGENT.ALIAS`: {server_package.MEMORY_MB} MiB of memory,
+A stdio server runs as `AGENT.ALIAS` in a sandbox of its own: {server_package.MEMORY_MB} MiB of memory,
 {server_package.DISK_MB} MiB of `/tmp`, no network, no file of the host. As root, without secrets:
 
 ```sh
@@ -82,24 +82,20 @@ over streamable HTTP without sessions: one POST, one JSON reply.
 
 | path | |
 |---|---|
-| `http://tools.covenant/mcp` | the granted tools of all stdio servers, as `ALIAS{desk.SEPARATOR}NAME`; `spawn` |
+| `http://tools.covenant/mcp` | the granted tools of all servers, as `ALIAS{desk.SEPARATOR}NAME`; `spawn` |
 | `http://tools.covenant/mcp/ALIAS` | the granted tools of one server, by their own names |
 
 ```python
-import http.client, json, sys
-
-text = json.loads(sys.stdin.readline())["text"]
-call = {{"name": "read_text_file", "arguments": {{"path": text}}}}
-message = {{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}}
-line = http.client.HTTPConnection("tools.covenant")
-line.request("POST", "/mcp/fs", json.dumps(message), {{"Content-Type": "application/json"}})
-print(json.dumps({{"text": json.load(line.getresponse())["result"]["content"][0]["text"]}}))
+async with Client("http://tools.covenant/mcp") as client:  # of the package mcp
+    print(await client.call_tool("fs__read_text_file", {{"path": "/tmp/notes"}}))
 ```
 
-The first allowed call starts a server, which ends with the agent. One that ended is started again by the next call,
-{desk.STARTS} times at once and then every {desk.START_SECONDS:.0f} seconds. After {server.IDLE_SECONDS:.0f} seconds
+The first allowed call starts a server, which ends with the agent. After {server.IDLE_SECONDS:.0f} seconds
 without a call it is suspended, and resumed by the next one. Its memory is beside its agent's, for the same caller
 ([ADR 0096](adr/0096-tools-are-called-at-a-gate.md), [0125](adr/0125-secrets-and-idleness-of-tool-servers.md)).
+
+A server of the transport http (streamable HTTP; SSE alone is refused) is reached by a relay in a sandbox of its own,
+whose gate adds the header that is a credential. `[[permissions.network]]` grants its host by name.
 
 `spawn` is there where `[spawn]` allows children: it takes `agent` and `text`, and returns the answer of that agent
 ([ADR 0126](adr/0126-children-are-a-tool-of-the-endpoint.md)).
@@ -128,17 +124,15 @@ matches = "/tmp/[a-z]+"
 covenant policy why mine --tool {_URI} --args '{{"path": "/tmp/notes"}}'
 ```
 
-A refusal names the lines that end it. The log has `tool_called`, `tool_answered` and `tool_refused`, with digests of
-arguments and answer.
+A refusal names the lines that end it. The log has `tool_called`, `tool_answered` and `tool_refused`, with digests.
 
 ## Credentials
 
 A secret is named and never written: `$env:NAME` and `$credential:NAME` are the credential `NAME`, as the whole value.
-`[permissions.credentials]` grants it. Literals that look like secrets are errors.
+`[permissions.credentials]` grants it.
 
-A running agent's server is given the secrets that its `env` names from the vault of the agent's id; the agent itself is
-refused them. A program of ours reads them from memory and sets the variables, so `command` is `node` or `python3`. What
-`covenant dev` signed is given none."""
+A running agent's server is given the secrets of its `env` from the vault of the agent's id; the agent itself is refused
+them. A program of ours sets the variables, so `command` is `node` or `python3`. `covenant dev` gives none."""
 
 
 def page() -> str:

@@ -94,10 +94,14 @@ def package(
     pin: bool = True,
     files: Mapping[str, bytes] | None = None,
 ) -> packages.Package:
-    """A package of the agent ``hello`` with these tools, pinned unless told otherwise."""
+    """A package of the agent ``hello`` with these tools, pinned unless told otherwise.
+
+    With a server of the transport http it has the network that this needs.
+    """
     raw = document if isinstance(document, bytes) else text(document)
+    network = b'network = "full"' if b'"transport": "http"' in raw else b'network = "off"'
     contents = {
-        "agent.toml": signing_kit.MANIFEST + grants.encode(),
+        "agent.toml": signing_kit.MANIFEST.replace(b'network = "off"', network) + grants.encode(),
         "main.py": b"print('hi')\n",
         tools_document.FILE: raw,
         **SERVER_FILES,

@@ -231,7 +231,7 @@ def _tools(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         yield key, "a link to the service gate", host.network.lacks, host.network.mend
     for index, uri in enumerate(asked):
         if uri not in host.tools:
-            lacking = "a stdio server of tools.json that has it"
+            lacking = "a server of tools.json that has it"
             mend = "declare it in tools.json, or take it out of allow"
             yield f"{key}[{index}]", f"tool {text.quote(uri)}", lacking, mend
 

@@ -433,10 +433,9 @@ class RunContext:
         from sandbox.lifecycle import inject_terms
 
         return inject_terms.of(
-            decision,
-            self.dependencies.config,
-            self.rows,
+            *(decision, self.dependencies.config, self.rows),
             is_dev=self.request.is_dev,
+            owner=self.request.secrets_of,
             revoked=self._is_revoked,
             seconds=deadline.milliseconds / 1000,
             stack=stack,

@@ -31,10 +31,8 @@ Ask = Callable[[str, str, Callable[[Found], None]], None]
 class InjectedSecrets:
     """The injected secrets of one run. A secret's first use at a host is a durable row before the secret leaves."""
 
-    def __init__(
-        self, decision: Decision, rows: RunEvents, revoked: Callable[[], bool], ask: Ask, backend: str
-    ) -> None:
-        self._agent_id, self._rows, self._revoked = decision.manifest.agent.id, rows, revoked
+    def __init__(self, agent_id: str, rows: RunEvents, revoked: Callable[[], bool], ask: Ask, backend: str) -> None:
+        self._agent_id, self._rows, self._revoked = agent_id, rows, revoked
         self._ask, self._backend = ask, backend
         self._known: set[tuple[str, str, int]] = set()
 
@@ -73,11 +71,14 @@ def of(
     rows: RunEvents,
     *,
     is_dev: bool,
+    owner: str,
     revoked: Callable[[], bool],
     seconds: float,
     stack: contextlib.ExitStack,
 ) -> gate.InjectTerms:
     """Return the terms of one run, whose deadline is in ``seconds``. ``stack`` outlives it.
+
+    ``owner`` is the agent id that has the secrets, empty for the run's own.
 
     Raises:
         errors.VaultError: the vault cannot be opened, or no operator signed for the agent id that owns the secrets.
@@ -91,7 +92,7 @@ def of(
         )
     guard_process()
     watches: Mapping[int, Callable[[], errors.RunError | None]] = {}
-    agent_id = decision.manifest.agent.id
+    agent_id = owner or decision.manifest.agent.id
     try:
         if config.vault.backend == "file":
             vault = configured(config)
@@ -104,7 +105,7 @@ def of(
     except errors.VaultError as e:
         e.details["grant"] = GRANT
         raise
-    served = InjectedSecrets(decision, rows, revoked, ask, config.vault.backend)
+    served = InjectedSecrets(agent_id, rows, revoked, ask, config.vault.backend)
     return gate.InjectTerms(
         ask=served.ask,
         still=served.still,

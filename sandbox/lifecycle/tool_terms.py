@@ -10,7 +10,8 @@ from typing import Any
 from policy import denials, errors
 from policy.decide import Decision
 from policy.denials import Denial
-from policy.manifest.tools import checks, document
+from policy.manifest import parse
+from policy.manifest.tools import checks, document, http_relay, server_package
 from policy.package import Package
 from policy.signing import trust
 from sandbox.audit.run_events import RunEvents
@@ -46,11 +47,8 @@ def of(
     # One number for all runs of a manifest, so that each server has one policy. It ends with its agent before that.
     source = ToolSource(tools, decision.trusted, seconds=-(-manifest.resources.cpu_ms_per_task // 1000))
     allowed = decision.effective.skills.allow
-    aliases = [
-        one.alias
-        for one in tools.servers
-        if one.transport == "stdio" and any(allowed.holds(str(one.uri(tool))) for tool in one.tools)
-    ]
+    aliases = [one.alias for one in tools.servers if any(allowed.holds(str(one.uri(tool))) for tool in one.tools)]
+    _check_hosts(decision, package, tools, aliases)
     if is_dev:
         _refuse_secrets(tools, aliases)
     servers = ToolServers(aliases, functools.partial(start, source), keep=keep)
@@ -83,3 +81,23 @@ def _refuse_secrets(tools: document.ToolManifest, aliases: Collection[str]) -> N
                 hint="have an operator sign the package, and run it",
                 where=tools.where(("servers", number, *path)),
             )
+
+
+def _check_hosts(decision: Decision, package: Package, tools: document.ToolManifest, aliases: Collection[str]) -> None:
+    """Refuse a server of the transport http whose host the run itself may not reach."""
+    for number, server in enumerate(tools.servers):
+        if server.transport != "http" or server.alias not in aliases:
+            continue
+        host, port, _ = http_relay.address(server)
+        if not decision.effective.network.to_name(host).allows("tls", port):
+            raise errors.ToolsError(
+                f"server `{server.alias}` is at {host} port {port}, which the run may not reach",
+                hint=f'grant it in [[permissions.network]]: host = "{host}", ports = [{port}], protocol = "tls"',
+                where=tools.where(("servers", number, "endpoint")),
+            )
+        made = server_package.package_of(package, tools, server, seconds=1, with_secrets=True)
+        try:
+            parse.parse(made.manifest)
+        except errors.ManifestError as e:
+            where = tools.where(("servers", number, "headers"))
+            raise errors.ToolsError(f"server `{server.alias}`: {e.message}", hint=e.hint, where=where) from None

@@ -5,8 +5,10 @@ All of them, and the agent, are in sandboxes. They are installed without any scr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,8 +18,12 @@ from typing import Any
 
 import pytest
 
+from policy.manifest.tools import document, http_relay
+from sandbox.network.tools.mcp_session import McpSession, ToolCall
 from tests import tools_kit as kit
+from tests.kernel import tls_servers
 from tests.kernel.conftest import leftovers
+from tests.kernel.live_runs import until
 from tests.kernel.session_kit import Home
 
 WHEELS = Path(__file__).with_name("mcp_wheels.txt")
@@ -40,6 +46,15 @@ def add(a: int, b: int) -> int:
 
 server.run("stdio")
 """
+# The same server over streamable HTTP.
+SUMS_HTTP = SUMS.replace(
+    'server.run("stdio")',
+    """
+import uvicorn
+port, files = int(sys.argv[1]), sys.argv[2]
+uvicorn.run(server.streamable_http_app(), host="localhost", port=port, ssl_certfile=files, log_level="error")
+""",
+)
 AGENT = """
 import asyncio, json, sys
 
@@ -167,3 +182,43 @@ def test_published_servers_are_called_by_published_client(home: Home, tmp_path: 
     assert "Access denied" in texts[6] or "denied" in texts[6], "by the server itself: it has no such file anyway"
     assert texts[7] == "42"
     assert "permissions.skills" in texts[8], "by the manifest"
+
+
+def test_relay_speaks_to_server_of_sdk(tmp_path: Path, site: Path) -> None:
+    """The program that a sandbox runs for a server of the transport http, against the SDK's own server."""
+    certificates = tls_servers.Certificates(tmp_path, "localhost")
+    (tmp_path / "site").symlink_to(site)
+    (tmp_path / "server.py").write_text(SUMS_HTTP)
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    entry = document.parse(kit.text(kit.full())).servers[1]
+    entry = entry.model_copy(update={"endpoint": f"https://localhost:{port}/mcp", "headers": {}})
+    (tmp_path / "relay.py").write_bytes(http_relay.program(entry))
+    pipe, words = subprocess.PIPE, [str(port), str(certificates.path)]
+    trust = {"SSL_CERT_FILE": str(certificates.path)}
+    session = McpSession(ToolCall("add", {"a": 20, "b": 22}), lambda found: None)
+    with subprocess.Popen([sys.executable, str(tmp_path / "server.py"), *words]) as served:
+        try:
+            until(lambda: _listens(port))
+            command = [sys.executable, str(tmp_path / "relay.py")]
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=trust) as relay:
+                assert relay.stdin is not None
+                assert relay.stdout is not None
+                said = session.start()
+                while not session.done:
+                    relay.stdin.write(said)
+                    relay.stdin.flush()
+                    said = session.take(relay.stdout.readline().rstrip())
+                relay.stdin.close()
+                assert relay.wait(60) == 0
+        finally:
+            served.terminate()
+    assert [tool.name for tool in session.tools] == ["add"]
+    assert session.result is not None
+    assert session.result["content"][0]["text"] == "42"
+
+
+def _listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
+        return True
+    return False

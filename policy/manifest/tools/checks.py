@@ -15,11 +15,11 @@ from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
 from policy import errors, package
-from policy.manifest import digests, lines, text
+from policy.manifest import digests, hosts, lines, text
 from policy.manifest.agent import Manifest
 from policy.manifest.tools import document as tool_manifests
+from policy.manifest.tools import http_relay, server_variables, tool_uri
 from policy.manifest.tools import pins as tools_pins
-from policy.manifest.tools import server_variables, tool_uri
 from policy.manifest.tools.document import Server, ToolManifest
 
 # Every answer that is no, and what it means.
@@ -37,6 +37,8 @@ CODES = {
     "class_not_allowed": "`allowed_side_effects` lacks the class of a granted tool",
     "class_not_granted": "agent.toml grants a tool and not its class",
     "credential_not_granted": "agent.toml does not grant a credential of a server",
+    "host_not_granted": "agent.toml does not grant the host of an http server by name and port",
+    "headers_refused": "more than one header of an http server is a credential",
     "credential_not_given": "`env` names a credential, and the command is no script of node or python3",
 }
 
@@ -84,7 +86,8 @@ def verify(read: package.Package, manifest: Manifest, tools: ToolManifest) -> tu
     3. the program of a server lies in its package;
     4. the tools and their pins are the same, one to one;
     5. what agent.toml grants exists, with its class allowed and granted;
-    6. the credentials that a server is given are granted, and its program can be given them.
+    6. the credentials that a server is given are granted, and its program can be given them;
+    7. the hosts of servers of the transport http are granted.
 
     Raises:
         errors.ToolsError: the pins cannot be read.
@@ -92,7 +95,7 @@ def verify(read: package.Package, manifest: Manifest, tools: ToolManifest) -> tu
     case = _Case(read, manifest, tools)
     return tuple(
         finding
-        for question in (_agent, _digests, _programs, _pins, _grants, _credentials)
+        for question in (_agent, _digests, _programs, _pins, _grants, _credentials, _endpoints)
         for finding in question(case)
     )
 
@@ -291,6 +294,33 @@ def _credentials(case: _Case) -> Iterator[Finding]:
                 hint = f'add "{name}" to grants of [permissions.credentials]'
                 yield case.no("credential_not_granted", ("servers", number, *path), message, hint)
         yield from _not_given(case, number, server)
+
+
+def _endpoints(case: _Case) -> Iterator[Finding]:
+    # (7) endpoints
+    for number, server in enumerate(case.tools.servers):
+        if server.transport != "http":
+            continue
+        host, port, _ = http_relay.address(server)
+        if not _is_granted(case.manifest, host, port):
+            message = f"server `{server.alias}` is at {host} port {port}, which agent.toml does not grant"
+            hint = f'write [[permissions.network]] with host = "{host}", ports = [{port}], protocol = "tls"'
+            yield case.no("host_not_granted", ("servers", number, "endpoint"), message, hint)
+        if len(hidden := list(http_relay.secrets(server))) > 1:
+            message = f"headers {' and '.join(map(text.quote, hidden))} of server `{server.alias}` are credentials"
+            place = ("servers", number, "headers", hidden[1])
+            yield case.no("headers_refused", place, message, "keep one: a gate adds one header to a request")
+
+
+def _is_granted(manifest: Manifest, host: str, port: int) -> bool:
+    """Whether the manifest grants an exact name by TLS. What a role leaves of it is asked when the run starts."""
+    if hosts.kind(host) != "name":
+        return False
+    entries = [one for one in manifest.permissions.network if not one.asked and one.protocol in ("tls", "tcp")]
+    if not manifest.permissions.network:
+        return manifest.resources.network == "full" or (manifest.resources.network != "off" and port == 443)
+    names = (host, *(f"*.{host.split('.', n)[-1]}" for n in range(1, host.count(".") + 1)))
+    return any(one.host in names and any(a <= port <= b for a, b in one.ports) for one in entries)
 
 
 def _not_given(case: _Case, number: int, server: Server) -> Iterator[Finding]:

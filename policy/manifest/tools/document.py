@@ -375,7 +375,7 @@ def parse(raw: bytes) -> ToolManifest:
 
 
 def served(files: Mapping[str, bytes]) -> frozenset[str]:
-    """Return the URIs of the tools that the stdio servers of a package's tools.json have; none without that file.
+    """Return the URIs of the tools that the servers of a package's tools.json have; none without that file.
 
     Raises:
         errors.ToolsError: the file is malformed.
@@ -383,5 +383,6 @@ def served(files: Mapping[str, bytes]) -> frozenset[str]:
     raw = files.get(FILE)
     if raw is None:
         return frozenset()
-    servers = [one for one in parse(raw).servers if one.transport == "stdio"]
-    return frozenset(str(one.uri(tool)) for one in servers for tool in one.tools if tool.input_schema is not None)
+    return frozenset(
+        str(one.uri(tool)) for one in parse(raw).servers for tool in one.tools if tool.input_schema is not None
+    )

@@ -1,7 +1,7 @@
 """The package of one tool server, cut out of its agent's package: its files, and a manifest that grants nothing more.
 
-The server runs in a sandbox of its own: no network, no host path, memory for its files alone, and of the secrets that
-its agent is granted those that its variables name.
+A stdio server runs in a sandbox of its own: no network, no host path, memory for its files alone, and of the secrets
+that its agent is granted those that its variables name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from policy import errors
 from policy.manifest import text
-from policy.manifest.tools import checks, pins, secret_scan, server_variables
+from policy.manifest.tools import checks, http_relay, pins, secret_scan, server_variables
 from policy.manifest.tools.document import Server, ToolManifest, split_variable
 from policy.package import MANIFEST_NAME, Package
 
@@ -30,13 +30,17 @@ def agent_id(tools: ToolManifest, server: Server) -> str:
 def package_of(
     read: Package, tools: ToolManifest, server: Server, *, seconds: int, with_secrets: bool = False
 ) -> Package:
-    """Return the package of a stdio server, which may run for ``seconds``.
+    """Return the package of a server, which may run for ``seconds``: of one of the transport http, our relay to it.
 
-    Without ``with_secrets`` its references to credentials are left out, and it is given none.
+    Without ``with_secrets`` the references of a stdio server to credentials are left out, and it is given none.
 
     Raises:
         errors.ToolsError: the files are not those of ``package_digest``, or the command is no program of them.
     """
+    if server.transport == "http":
+        start = _Start("python3", http_relay.NAME, (), files={http_relay.NAME: http_relay.program(server)})
+        lines = _manifest(agent_id(tools, server), server, start, seconds)
+        return Package({**start.files, MANIFEST_NAME: "\n".join(lines).encode()})
     place = ("servers", tools.servers.index(server))
     inside = pins.directory(server.alias)
     if pins.package_digest(read, server.alias) != server.package_digest:
@@ -95,10 +99,11 @@ def _manifest(name: str, server: Server, start: _Start, seconds: int) -> Iterato
     yield f'[agent]\nid = {text.toml(name)}\nname = {text.toml(server.alias)}\nversion = "0"'
     yield f"runtime = {text.toml(start.runtime)}\nentry = {text.toml(start.program)}"
     yield f"\n[resources]\ncpu_ms_per_task = {seconds * 1000}\nmemory_mb = {MEMORY_MB}\ndisk_mb = {DISK_MB}"
-    yield 'network = "off"'
+    yield f"network = {text.toml('full' if server.transport == 'http' else 'off')}"
     yield '\n[sandbox]\nrequired = true\nbackend = "linux-gvisor"\nfilesystem = "ephemeral"'
     if start.secrets:
         yield f"\n[permissions.credentials]\ngrants = [{', '.join(map(text.toml, start.secrets))}]\nfiles = true"
+    yield from _destination(server)
     literals = dict(split_variable(one) for one in server.env)
     env = ", ".join(
         f"{text.toml(variable)} = {text.toml(value)}"
@@ -107,3 +112,14 @@ def _manifest(name: str, server: Server, start: _Start, seconds: int) -> Iterato
     )
     yield f"\n[process]\nargs = [{', '.join(map(text.toml, start.arguments))}]"
     yield f'env = {{ {env} }}\ncontract = "stdio"\n'
+
+
+def _destination(server: Server) -> Iterator[str]:
+    """The host of a server of the transport http, with the header that its gate adds."""
+    if server.transport != "http":
+        return
+    host, port, path = http_relay.address(server)
+    yield f'\n[[permissions.network]]\nhost = {text.toml(host)}\nports = [{port}]\nprotocol = "tls"'
+    for header, secret in http_relay.secrets(server).items():
+        words = f"secret = {text.toml(secret)}, header = {text.toml(header)}, paths = [{text.toml(path)}]"
+        yield f'inject = {{ {words}, methods = ["POST"] }}'

@@ -77,7 +77,7 @@ class ToolEndpoint:
             raise RefusedError(413, "frame_refused", f"a message has at most {wire.MESSAGE_BYTES} bytes")
         said, reply = await self._line.ask(ToolMessage(found[1] or "", body))
         if said == wire.UNKNOWN:
-            raise RefusedError(404, "path_refused", "tools.json has no stdio server of this alias")
+            raise RefusedError(404, "path_refused", "tools.json has no server of this alias")
         if said == wire.NOTHING:
             return web.Response(status=202)
         return web.Response(status=400 if said == wire.MALFORMED else 200, body=reply, content_type=_JSON)

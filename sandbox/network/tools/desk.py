@@ -67,7 +67,7 @@ class ToolDesk:
         self._spawns = spawns
         self._children: dict[int, str | int] = {}
         self._guard, self._tools, self._clock = guard, tools, clock
-        self._servers = {one.alias: one for one in tools.servers if one.transport == "stdio"}
+        self._servers = {one.alias: one for one in tools.servers}
         self._places = {
             f"{one.alias}{SEPARATOR}{tool.name}": _Place(one, tool.name)
             for one in self._servers.values()

@@ -157,6 +157,7 @@ class ToolLedger:
                 self._read_stderr(fd)
             elif self._children is not None and fd == self._children.fileno():
                 if (wrong := self._children.serve()) is not None:
+                    self.hung_up = self._children.hung_up
                     return wrong
             elif self._questions is not None and fd == self._questions.fileno():
                 if (wrong := self._questions.serve()) is not None:

@@ -33,13 +33,15 @@ class SpawnLine:
         self._end.setblocking(False)
         self._in, self._out = bytearray(), bytearray()
         self._under_way: set[int] = set()
+        self.hung_up = False
 
     def fileno(self) -> int:
         """Return the descriptor to watch."""
         return self._end.fileno()
 
     def close(self) -> None:
-        """Release both ends."""
+        """Release both ends. Outcomes that come later are dropped."""
+        self._writes = lambda waiting: None
         self._end.close()
         self.gates_end.close()
 
@@ -53,6 +55,7 @@ class SpawnLine:
         except OSError:
             data = b""
         if not data:
+            self.hung_up = True
             return errors.GateError("the tool gate hung up")
         self._in += data
         while len(self._in) >= wire.SPAWN.size:

@@ -285,6 +285,13 @@ def test_secret_of_program_that_is_no_script() -> None:
     assert codes(kit.package(kit.full("servers", 0, "command", value="python3"))) == []
 
 
+def test_host_and_headers_of_http_server() -> None:
+    read = kit.package(kit.full("servers", 1, "headers", value={"A": "$env:FS_KEY", "B": "$credential:weather"}))
+    assert codes(read) == ["headers_refused"]
+    off = read.manifest.replace(b'network = "full"', b'network = "off"')
+    assert codes(kit.changed(read, {"agent.toml": off})) == ["host_not_granted", "headers_refused"]
+
+
 def test_another_agent() -> None:
     assert codes(kit.package(kit.full("agent", value="matrix://agent/Hello"))) == ["agent_mismatch"]
 

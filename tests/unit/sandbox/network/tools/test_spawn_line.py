@@ -101,8 +101,12 @@ def test_outcome_that_gate_does_not_read_waits(line: Line) -> None:
 
 
 def test_end_of_gate_is_error(line: Line) -> None:
+    assert line.put(1, json.dumps(ASKED).encode()) is None
     line.gate.close()
     assert isinstance(line.line.serve(), errors.GateError)
+    assert line.line.hung_up
+    line.line.close()
+    line.asked[0][1](DONE)  # a child that ends after the gate is none of its business
 
 
 # --- the desk -----------------------------------------------------------------------------------------

@@ -1,0 +1,116 @@
+"""The program that speaks to a server of the transport http: lines of stdin become requests, replies lines of stdout.
+
+It runs in a sandbox that reaches the server's host alone. A header that is a secret is added at the gate of that
+sandbox (``inject``), so that the program never has it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Final
+
+from policy.manifest.tools import secret_scan
+from policy.manifest.tools.document import Server
+
+NAME: Final = "relay.py"
+# Requests of MCP over streamable HTTP: one POST for each message, answered by JSON or by a stream of events.
+_CODE: Final = """\
+import concurrent.futures, http.client, json, ssl, sys, threading
+
+HOST, PORT, PATH, HEADERS = json.loads(GIVEN)
+MOST = 4 << 20
+context, session, lines = ssl.create_default_context(), {}, threading.Lock()
+
+
+def say(text):
+    with lines:
+        sys.stdout.write(text + "\\n")
+        sys.stdout.flush()
+
+
+def events(reply):
+    data, size = [], 0
+    while line := reply.readline(MOST):
+        size += len(line)
+        if size > MOST:
+            raise ValueError("it sends too much")
+        line = line.rstrip(b"\\r\\n")
+        if line.startswith(b"data:"):
+            data.append(line[5:].lstrip())
+        elif not line and data:
+            yield b"\\n".join(data)
+            data, size = [], 0
+
+
+def ask(message):
+    number, said = message.get("id") if "method" in message else None, None
+    own = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
+    line = http.client.HTTPSConnection(HOST, PORT, timeout=600, context=context)
+    try:
+        line.request("POST", PATH, json.dumps(message), {**HEADERS, **own, **session})
+        reply = line.getresponse()
+        kind = reply.headers.get_content_type()
+        if reply.status in (404, 405):
+            raise ValueError(f"status {reply.status}: it takes no POST of streamable HTTP; SSE alone is not spoken")
+        if not 200 <= reply.status < 300:
+            raise ValueError(f"status {reply.status}")
+        if found := reply.headers.get("Mcp-Session-Id"):
+            session["Mcp-Session-Id"] = found
+        answered = number is None
+        if kind == "text/event-stream" and number is not None:
+            for event in events(reply):
+                said = json.loads(event)
+                say(json.dumps(said))
+                if isinstance(said, dict) and "method" not in said and said.get("id") == number:
+                    answered = True
+                    break
+        elif number is not None:
+            body = reply.read(MOST + 1)
+            if len(body) > MOST:
+                raise ValueError("it sends too much")
+            said = json.loads(body)
+            say(json.dumps(said))
+            answered = True
+        if message.get("method") == "initialize" and isinstance(said, dict):
+            about = said.get("result")
+            session["MCP-Protocol-Version"] = str(about.get("protocolVersion", ""))[:32] if about else ""
+        if not answered:
+            raise ValueError("it ended without an answer")
+    except (OSError, http.client.HTTPException, ValueError, RecursionError, AttributeError) as error:
+        print(f"covenant: {error}", file=sys.stderr, flush=True)
+        if number is not None:
+            text = f"the server cannot be asked: {error}"
+            say(json.dumps({"jsonrpc": "2.0", "id": number, "error": {"code": -32603, "message": text}}))
+    finally:
+        line.close()
+
+
+with concurrent.futures.ThreadPoolExecutor(16) as pool:
+    for text in sys.stdin:
+        message = json.loads(text)
+        if message.get("method") == "tools/call":
+            pool.submit(ask, message)
+        else:
+            ask(message)
+"""
+
+
+def address(server: Server) -> tuple[str, int, str]:
+    """Return host, port and path of a server's endpoint."""
+    rest = (server.endpoint or "").removeprefix("https://")
+    authority, _, path = rest.partition("/")
+    host, _, port = authority.partition(":")
+    return host, int(port or 443), f"/{path}"
+
+
+def secrets(server: Server) -> dict[str, str]:
+    """Return the headers of a server that are secrets, each with the name of its secret."""
+    found = ((name, secret_scan.referenced(value)) for name, value in server.headers.items())
+    return {name: secret for name, secret in found if secret is not None}
+
+
+def program(server: Server) -> bytes:
+    """Return the program, which has the headers that are literals."""
+    hidden = secrets(server)
+    literals = {name: value for name, value in server.headers.items() if name not in hidden}
+    return _CODE.replace("GIVEN", json.dumps(json.dumps([*address(server), literals]))).encode()

@@ -1,0 +1,101 @@
+"""The package of a server of the transport http, and what does not verify of one."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from policy import package
+from policy.manifest import parse
+from policy.manifest.tools import checks, http_relay, server_package
+from policy.manifest.tools import document as tools_document
+from policy.manifest.tools.document import Server
+from tests import tools_kit as kit
+
+HOST = """
+[[permissions.network]]
+host = "{host}"
+ports = {ports}
+protocol = "{protocol}"
+"""
+GRANTED = kit.GRANTS + HOST.format(host="weather.example.com", ports="[8443]", protocol="tls")
+
+
+def codes(read: package.Package) -> list[str]:
+    tools = tools_document.parse(read.files["tools.json"])
+    return [one.code for one in checks.verify(read, kit.manifest(read), tools)]
+
+
+def server(**changes: Any) -> Server:
+    document = kit.full()
+    document["servers"][1].update(changes)
+    return tools_document.parse(kit.text(document)).servers[1]
+
+
+def made(**changes: Any) -> package.Package:
+    document = kit.full()
+    document["servers"][1].update(changes)
+    read = kit.package(document)
+    tools = tools_document.parse(read.files["tools.json"])
+    return server_package.package_of(read, tools, tools.servers[1], seconds=7, with_secrets=True)
+
+
+def test_relay_reaches_its_host_and_has_no_secret() -> None:
+    found = made()
+    assert sorted(found.files) == ["agent.toml", "relay.py"]
+    manifest = parse.parse(found.manifest)
+    (entry,) = manifest.permissions.network
+    assert (entry.host, entry.ports, entry.protocol) == ("weather.example.com", ((8443, 8443),), "tls")
+    assert entry.inject is not None
+    assert (entry.inject.secret, entry.inject.header) == ("weather", "Authorization")
+    assert (entry.inject.methods, entry.inject.paths, entry.inject.format) == (("POST",), ("/mcp",), "{}")
+    code = found.files["relay.py"]
+    compile(code, "relay.py", "exec")
+    assert b"Accept" in code
+    assert b"$credential" not in code
+    assert "credentials" not in tomllib.loads(found.manifest.decode())["permissions"]
+
+
+def test_relay_without_secret_has_nothing_to_add() -> None:
+    (entry,) = parse.parse(made(headers={"X-Words": 'a"b\\n'}).manifest).permissions.network
+    assert entry.inject is None
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "found"),
+    [
+        ("https://a.example.com", ("a.example.com", 443, "/")),
+        ("https://a.example.com/", ("a.example.com", 443, "/")),
+        ("https://a.example.com:8443/x/y", ("a.example.com", 8443, "/x/y")),
+    ],
+)
+def test_address_of_endpoint(endpoint: str, found: tuple[str, int, str]) -> None:
+    assert http_relay.address(server(endpoint=endpoint)) == found
+
+
+@pytest.mark.parametrize(
+    ("host", "ports", "protocol", "is_fine"),
+    [
+        ("weather.example.com", "[8443]", "tls", True),
+        ("weather.example.com", '["8000-9000"]', "tcp", True),
+        ("*.example.com", "[8443]", "tls", True),
+        ("weather.example.com", "[443]", "tls", False),
+        ("weather.example.com", "[8443]", "udp", False),
+        ("other.example.com", "[8443]", "tls", False),
+        ("*.weather.example.com", "[8443]", "tls", False),
+        ("192.0.2.1", "[8443]", "tls", False),
+    ],
+)
+def test_host_must_be_granted(host: str, ports: str, protocol: str, is_fine: bool) -> None:
+    if host == "192.0.2.1":
+        protocol = "tcp"
+    grants = kit.GRANTS + HOST.format(host=host, ports=ports, protocol=protocol)
+    assert codes(kit.package(kit.FULL, grants=grants)) == ([] if is_fine else ["host_not_granted"])
+
+
+def test_second_secret_header_is_refused() -> None:
+    headers = {"Authorization": "$credential:weather", "X-Key": "$credential:weather"}
+    read = kit.package(kit.full("servers", 1, "headers", value=headers), grants=GRANTED)
+    assert codes(read) == ["headers_refused"]
