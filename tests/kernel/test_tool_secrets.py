@@ -114,7 +114,10 @@ def package(tmp_path: Path, servers: list[dict[str, Any]], grants: str = GRANTS)
     for alias in ALIASES:
         files |= {f"tools/{alias}/lib/server.py": PYTHON.encode(), f"tools/{alias}/lib/beside.py": b""}
         files |= {f"tools/{alias}/server.mjs": NODE.encode()}
-    return kit.written(tmp_path / "hello", kit.package(document, grants=grants, files=files))
+    made = kit.written(tmp_path / "hello", kit.package(document, grants=grants, files=files))
+    manifest = made / "agent.toml"
+    manifest.write_text(manifest.read_text().replace("[resources]", "[resources]\ncpu_ms_per_task = 250000"))
+    return made
 
 
 SERVERS = [

@@ -65,7 +65,7 @@ class Agent:
 
         def frozen() -> registry.Entry | None:
             one = self.server()
-            there = one is not None and self.states().count("Suspended") == times
+            there = one is not None and self.states().count("Suspended") >= times
             return one if one is not None and there and _leaf(one).frozen() else None
 
         found: registry.Entry = until(frozen)
@@ -89,6 +89,8 @@ def made(world: World, place: Path, tmp_path: Path) -> Path:
     grants = f'\n[permissions.filesystem]\nread = ["{place}"]\n{GRANTS}'
     found = package(tmp_path, server(), grants)
     (found / "main.py").write_text(AGENT)
+    manifest = found / "agent.toml"
+    manifest.write_text(manifest.read_text().replace("[resources]", "[resources]\ncpu_ms_per_task = 250000"))
     return world.sign(found)
 
 

@@ -27,17 +27,14 @@ def spawn(agent: str, text: str, **more: str) -> list[Any]:
 
 
 def test_child_of_tool_call_answers_and_is_held(world: World) -> None:
-    world.sign(world.package({"main.py": WORKER}, name="worker", id="worker", **SMALL))
+    world.sign(world.package({"main.py": WORKER}, name="worker", id="worker", cpu_ms=200_000, **SMALL))
     world.sign(world.package({"main.py": WORKER}, name="wide", id="wide", **{**SMALL, "memory_mb": 1024}))
     made = package(world.base / "packages", server(), GRANTS + SPAWN)
     (made / "main.py").write_text(AGENT)
     manifest = made / "agent.toml"
-    text = manifest.read_text().replace(
-        'backend = "linux-gvisor"', 'backend = "linux-gvisor"\nfilesystem = "ephemeral"'
-    )
-    manifest.write_text(
-        text.replace("[resources]", f"[resources]\nmemory_mb = {ELDER['memory_mb']}\n{ELDER['resources']}")
-    )
+    limits = f"cpu_ms_per_task = 250000\nmemory_mb = {ELDER['memory_mb']}\n{ELDER['resources']}"
+    text = manifest.read_text().replace("[resources]", f"[resources]\n{limits}")
+    manifest.write_text(text.replace("[sandbox]", '[sandbox]\nfilesystem = "ephemeral"'))
     asked = [
         ["/mcp", request("tools/list")],
         ["/mcp/loud", request("tools/list")],
