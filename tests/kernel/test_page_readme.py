@@ -1,4 +1,4 @@
-"""README.md, its session by hand: from the first command to the last, with a copy of the agent that it signs."""
+"""README.md, its session by hand: from the first command to the last, in a clone whose agents the demo has signed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ def test_session_can_be_followed(world: World, tmp_path: Path) -> None:
     # The page begins with a home that is not there yet; this one has the closures alone.
     shutil.rmtree(world.state / "trust")
     section = (ROOT / "README.md").read_text().partition("## A session by hand\n")[2].partition("\n## ")[0]
-    places = {"agents/hello": str(world.copy("hello")), "/tmp/hello-policy": str(tmp_path / "policy")}
+    places = {"mine": str(tmp_path / "mine"), "/tmp/hello-policy": str(tmp_path / "policy")}
     ran = []
     for line in commands(section):
         program, *words = shlex.split(line)
         if program == "export":
+            continue
+        if program == "cp":
+            shutil.copytree(ROOT / words[1], places[words[2]], ignore=shutil.ignore_patterns("__pycache__"))
+            assert (tmp_path / "mine/agent.dsse.json").exists(), "set-up signs the agents of a clone"
             continue
         assert program == "covenant"
         done = call(world.home, *(places.get(word, word) for word in words))
