@@ -191,8 +191,10 @@ class Page:
         self.send("Input.dispatchKeyEvent", type="keyUp", modifiers=2, **about)
 
     def type(self, text: str) -> None:
-        """Type a text into the element that has the focus."""
-        self.send("Input.insertText", text=text)
+        """Press the keys of a text."""
+        for letter in text:
+            self.send("Input.dispatchKeyEvent", type="keyDown", key=letter, text=letter)
+            self.send("Input.dispatchKeyEvent", type="keyUp", key=letter)
 
     def violations(self) -> list[str]:
         """Return the rules of axe-core that the page breaks, each with the elements."""

@@ -5,18 +5,23 @@ Pictures of each page are in build/console afterwards. The daemon is real; a dou
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.server
+import json
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.wire import parts, requests, responses
 from policy import errors
+from policy.audit_log import note
 from tests import browser_kit, console_kit, tui_data
 from tests.browser_kit import Page
 from tests.console_kit import ASKED, HOSTILE, INTENT, PAGES, PICTURES, RUN, TASK, Console
@@ -33,7 +38,7 @@ def test_login_leaves_no_secret_in_tab(console: Console) -> None:
     assert page.evaluate("location.href") == f"{console.base}/#/"
     assert page.evaluate("document.cookie") == ""
     assert page.evaluate("localStorage.length") == 0
-    assert page.evaluate("Object.keys(sessionStorage)") == ["covenant-page-half"]
+    assert page.evaluate("Object.keys(sessionStorage).sort().reverse()") == ["covenant-page-half", "covenant-log-key"]
     token = (console.daemon.home / "peers/operator.token").read_text().strip()
     assert token not in page.evaluate("JSON.stringify(sessionStorage) + document.documentElement.outerHTML")
     entries = page.send("Page.getNavigationHistory")["entries"]
@@ -179,7 +184,10 @@ def test_session_is_attached_typed_and_detached(console: Console) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= browser_kit.SIZES["phone"][0]
     narrow = sessions.sizes[-1]
     page.look("desk", "light")
-    page.until("document.querySelector('.xterm-rows').clientWidth > 600")
+    until = time.monotonic() + browser_kit.PATIENCE_SECONDS
+    while sessions.sizes[-1][1] <= narrow[1]:
+        assert time.monotonic() < until, sessions.sizes
+        page.evaluate("new Promise((resolve) => setTimeout(resolve, 50))")
     page.type("echo \u00e9 ")
     page.until(f"({rows}).includes('READY echo \u00e9')")
     page.control("c")
@@ -189,15 +197,17 @@ def test_session_is_attached_typed_and_detached(console: Console) -> None:
     page.control("p")
     page.control("q")
     page.sees("detached; the session goes on")
+    page.until("document.activeElement.textContent === 'attach'")
     assert (sessions.runs, bytes(sessions.typed)) == ([run], "echo \u00e9 \x03\x10x".encode())
-    assert sessions.sizes[-1][1] > narrow[1]
     # What an agent wrote became no markup, title or link, and needs no style that the policy forbids.
     assert page.evaluate("document.title") == f"Session {run[:8]} - Covenant"
     assert page.evaluate(
         "window.hit === undefined && !document.querySelector('main img, main script, main a[href*=evil]')"
     )
+    # With what a screen reader is told, in the order of the lines.
+    page.evaluate("document.querySelector('input[type=checkbox]').click()")
     page.click("attach")
-    page.until(f"({rows}).includes('READY')")
+    page.until("document.querySelector('.xterm-accessibility-tree')?.innerText.includes('READY')")
     page.evaluate("document.querySelector('.xterm-rows span.xterm-underline-5, .xterm-rows span')?.click()")
     page.picture(PICTURES / "terminal-desk.png")
     assert page.violations() == []
@@ -260,19 +270,65 @@ def test_proof_is_computed_in_browser(console: Console) -> None:
     page.click("check")
     page.sees("the checkpoint of that size has this root")
     page.sees("the row, hashed here, is the leaf")
+    vkey = console.daemon.server.audit.verifier.text
+    page.sees(f"the checkpoint is signed with the key {'+'.join(vkey.split('+')[:2])}")
+    page.picture(PICTURES / "proof-desk.png")
+    # A key of the operator's own choice, such as one that was kept elsewhere.
+    other = note.Verifier("other.example/log", note.SIGNATURE, Ed25519PrivateKey.generate().public_key()).text
+    page.evaluate("document.querySelector('input[size]').select()")
+    page.type(other)
+    page.click("check")
+    page.sees("the checkpoint is not signed with the key other.example/log+")
     # All rows, with any characters in them; then one that is not as the log has it.
     script = """(async () => {
         const { check } = await import('/console/app/audit.js');
         const { daemon } = await import('/console/app/session.js');
         const { events } = await daemon('recent_audit', {limit: 100, extended: true});
-        const all = await Promise.all(events.map(check));
+        const all = await Promise.all(events.map((one) => check(one)));
         const changed = await check({...events[0], timestamp_ms: events[0].timestamp_ms + 1});
         const signs = (lines) => lines.map(([sign]) => sign).join(' ').trim();
         return {count: events.length, all: [...new Set(all.map(signs))], changed: signs(changed)};
     })()"""
     found = page.evaluate(script)
-    assert found == {"count": found["count"], "all": ["ok ok ok"], "changed": "! ! ok"}
+    assert found == {"count": found["count"], "all": ["ok ok ok ok"], "changed": "! ! ok ok"}
     assert found["count"] >= 8
+    _check_signatures(page, console, vkey)
+
+
+def _check_signatures(page: Page, console: Console, vkey: str) -> None:
+    """Other texts, signatures and keys are refused by the browser, as they are by policy.audit_log.note."""
+    event = console.ask("recent_audit", limit=1)["events"][0]["id"]
+    checkpoint = console.ask("prove_audit_inclusion", event_id=event, extended=True)["proof"]["checkpoint"]
+    text, _, lines = checkpoint.partition("\n\n")
+    name, key_id, encoded = vkey.split("+", 2)
+    stranger = note.Verifier(name, note.SIGNATURE, Ed25519PrivateKey.generate().public_key()).text
+    forged = f"\u2014 {name} {base64.b64encode(bytes.fromhex(key_id) + bytes(64)).decode()}\n"
+    no_key = "the key is none of a log: name+id+key, as in checkpoint.vkey"
+    cases = {
+        "good": (checkpoint, vkey, True),
+        "size": (f"{text}0\n\n{lines}", vkey, False),
+        "extension": (f"{text}\nmore\n\n{lines}", vkey, False),
+        "stranger": (checkpoint, stranger, False),
+        "forged": (f"{text}\n\n{forged}", vkey, False),
+        "both": (checkpoint + forged, vkey, False),
+        "unsigned": (f"{text}\n", vkey, False),
+        "witness": (checkpoint + forged.replace(name, "w.example"), vkey, True),
+        "id": (checkpoint, f"{name}+00000000+{encoded}", "the key's id is that of another key"),
+        "type": (
+            checkpoint,
+            f"{name}+{key_id}+BA{encoded[2:]}",
+            "the key is none of a log: name+id+key, as in checkpoint.vkey",
+        ),
+        "none": (checkpoint, "", no_key),
+    }
+    script = f"""(async () => {{
+        const {{ isSigned }} = await import('/console/app/audit.js');
+        const found = {{}};
+        for (const [name, [text, key]] of Object.entries({json.dumps(cases)}))
+            found[name] = await isSigned(text, key).catch((error) => error.message);
+        return found;
+    }})()"""
+    assert page.evaluate(script) == {name: expected for name, (_, _, expected) in cases.items()}
 
 
 def test_answer_of_other_shape_spoils_no_menu(console: Console) -> None:

@@ -96,7 +96,9 @@ class Console:
         entered = self._server.console.enter(caller, request.cookies.get(_cookie(request), ""))
         row = {"expires_at": entered.session.expires_at}
         await self._server.audit.append("console_entered", row, issuer=caller.agent)
-        response = web.json_response({"page": entered.page, "display": caller.agent.display})
+        # The key that signs checkpoints, for a page that checks one.
+        told = {"page": entered.page, "display": caller.agent.display, "log_key": self._server.audit.verifier.text}
+        response = web.json_response(told)
         response.set_cookie(
             *(_cookie(request), entered.cookie),
             max_age=SESSION_MS // 1000,

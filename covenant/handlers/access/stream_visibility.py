@@ -27,7 +27,7 @@ def may_see(server: Server, caller: Caller, asked: Watched, value: parts.AuditEv
     if isinstance(asked, requests.RecentAudit):
         if not isinstance(value, parts.AuditEvent) or value.issuer.pubkey != caller.agent.pubkey:
             return False
-        return asked.shows(value.kind["type"])
+        return asked.shows(value.kind)
     if not isinstance(value, MemoryRecord) or asked.tier not in (None, value.tier):
         return False
     signed = _grant(server, caller, asked)

@@ -45,11 +45,11 @@ async def _newest(
     server: Server, caller: Caller, asked: requests.RecentAudit, count: int
 ) -> Sequence[parts.AuditEvent]:
     issuer = caller.agent.pubkey
-    if asked.extended and not asked.types:
+    if asked.whole:
         return await server.audit.recent(count, since_ms=asked.since_ms, issuer_pubkey=issuer)
 
     def wanted(row: parts.AuditEvent) -> bool:
-        return asked.shows(row.kind["type"])
+        return asked.shows(row.kind)
 
     return (await server.audit.scan(wanted, count, since_ms=asked.since_ms, issuer_pubkey=issuer)).events
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -142,7 +143,8 @@ class ReceiptBatches(Request):
 
 
 class RecentAudit(Request):
-    """The caller's newest rows, of version 1's kinds. Ours: ``extended`` asks for all kinds, ``types`` for these."""
+    """The caller's newest rows, of version 1's kinds. Ours: ``extended`` asks for all kinds, ``types`` for these;
+    ``run_id`` and ``intent_id`` for rows about that run or that intent alone."""
 
     kind: Literal["recent_audit"] = "recent_audit"
     limit: Limit = 10
@@ -150,10 +152,26 @@ class RecentAudit(Request):
     prefer_stream: bool = False
     types: tuple[str, ...] = ()
     extended: bool = False
+    run_id: str | None = None
+    intent_id: str | None = None
 
-    def shows(self, kind: str) -> bool:
-        """Whether rows of this kind were asked for. Version 1's clients cannot decode a kind that they do not know."""
+    @property
+    def whole(self) -> bool:
+        """Whether every row was asked for."""
+        return self.extended and not self.types and not self._about
+
+    def shows(self, row: Mapping[str, Any]) -> bool:
+        """Whether a row with these fields was asked for. Version 1's clients cannot decode a kind that they do not
+        know."""
+        if self._about and not any(row.get(name) == value for name, value in self._about.items()):
+            return False
+        kind = row["type"]
         return kind in self.types if self.types else self.extended or kind in event_kinds.VERSION_1
+
+    @property
+    def _about(self) -> dict[str, str]:
+        asked = {"run_id": self.run_id, "intent_id": self.intent_id}
+        return {name: value for name, value in asked.items() if value is not None}
 
 
 class VerifyAuditIntegrity(Request):

@@ -2,7 +2,6 @@
 import { html } from "./html.js";
 import { runs } from "./live.js";
 import { Act, agentLink, intentLink, Problem, runLink, Steps, Table, Time, Title, useAnswer } from "./parts.js";
-import { fields } from "./rows.js";
 import { daemon, supervisor } from "./session.js";
 import { line, shown } from "./text.js";
 
@@ -66,13 +65,13 @@ function Answer({ of }) {
 }
 
 function Intent({ of }) {
-  const [log, error] = useAnswer(() => daemon("recent_audit", { limit: MOST, extended: true }), ["audit"]);
-  const rows = (log?.events ?? []).filter((event) => fields(event).intent_id === of || event.kind.intent_id === of);
+  const [log, error] = useAnswer(() => daemon("recent_audit", { limit: MOST, extended: true, intent_id: of }), ["audit"]);
+  const rows = [...(log?.events ?? [])];
   const one = listed(rows.filter((event) => ENDS.includes(event.kind.type))).find((each) => each.id === of);
   return html`<${Title}>Intent ${line(of).slice(0, 8)}<//><${Problem} error=${error} />
     ${one && html`<${Table} caption="Now" columns=${columns} rows=${[one]} keyOf=${(each) => each.id} /><${Ways} one=${one} />`}
     ${one && !one.run && !["waits", "ignored"].includes(one.status) && html`<${Answer} key=${one.status} of=${of} />`}
-    <h2>Events</h2><${Steps} events=${rows.reverse()} without=${["intent_id"]} of=${`the newest ${MOST} rows of the log`} />`;
+    <h2>Events</h2><${Steps} events=${rows.reverse()} without=${["intent_id"]} of="your rows of the log" />`;
 }
 
 function List() {

@@ -75,13 +75,11 @@ function costs(steps) {
 }
 
 export function Run({ of }) {
-  const [log, error] = useAnswer(() => daemon("recent_audit", { limit: ROWS, extended: true }), ["audit"]);
   const live = runs.value.find((one) => one.run_id === of);
-  const ofRun = (event) => {
-    const one = fields(event);
-    return one.run_id === of || (live?.intent_id && one.intent_id === live.intent_id);
-  };
-  const steps = (log?.events ?? []).filter(ofRun).reverse();
+  const intent = live?.intent_id ? { intent_id: live.intent_id } : {};
+  const asked = { limit: ROWS, extended: true, run_id: of, ...intent };
+  const [log, error] = useAnswer(() => daemon("recent_audit", asked), ["audit"], [live?.intent_id]);
+  const steps = [...(log?.events ?? [])].reverse();
   const sum = costs(steps);
   const near = family(of);
   return html`<${Title}>Run ${line(of).slice(0, 8)}<//>
@@ -96,7 +94,7 @@ export function Run({ of }) {
       <div><dt>Credits</dt><dd>${sum.credits}</dd></div>
     </dl>
     <h2>Timeline</h2>
-    <${Steps} events=${steps} without=${["run_id"]} of=${`the newest ${ROWS} rows of the log`} />
+    <${Steps} events=${steps} without=${["run_id"]} of="your rows of the log" />
     ${live && html`<${Stderr} run=${of} />`}`;
 }
 

@@ -3,6 +3,8 @@
 import { signal } from "../vendor/signals-core.js";
 
 const HALF = "covenant-page-half";
+// The key that the log's checkpoints are signed with, as the login said: no secret.
+const LOG_KEY = "covenant-log-key";
 // "in", "out", or "" until it is known; and why this tab is out.
 export const state = signal("");
 export const why = signal("");
@@ -54,7 +56,9 @@ export async function enter() {
   }
   history.replaceState(null, "", "/#/");
   try {
-    sessionStorage.setItem(HALF, (await post("login", { code })).page);
+    const { page, log_key } = await post("login", { code });
+    sessionStorage.setItem(HALF, page);
+    sessionStorage.setItem(LOG_KEY, log_key);
     state.value = "in";
   } catch (error) {
     // A link that was used already does not end the session of this tab.
@@ -62,6 +66,8 @@ export async function enter() {
     state.value = "in";
   }
 }
+
+export const logKey = () => sessionStorage.getItem(LOG_KEY) ?? "";
 
 export async function logOut() {
   await post("logout", {}).catch(() => {});

@@ -105,6 +105,29 @@ async def test_rows_of_some_kinds_are_found_behind_any_number_of_others_and_only
     assert (await audit.recent_audit(server, peer(), later)).events == ()
 
 
+async def test_rows_about_one_run_or_intent(server: Server) -> None:
+    kept: dict[str, Any] = {"agent_id": "a", "operator": None, "denial": "D1", "layer": "path", "target": "/x"}
+    kept |= {"code": "not_granted", "grant": "permissions", "count": 1}
+    denied = [await server.audit.append("denied", {"run_id": name, **kept}, PEER) for name in ("r", "other")]
+    await server.audit.append("denied", {"run_id": "r", **kept}, OTHER)
+    ignored = await server.audit.append(
+        "intent_ignored", {"intent_id": "i", "intent_text": "x", "matched_pattern": "p"}, PEER
+    )
+    await rows(server, 100, PEER)
+
+    async def found(**asked: Any) -> list[str]:
+        answer = await audit.recent_audit(server, peer(), requests.RecentAudit(**{"extended": True, **asked}))
+        return [row.id for row in answer.events]
+
+    assert await found(run_id="r") == [denied[0]]
+    assert await found(intent_id="i") == [ignored]
+    assert await found(run_id="r", intent_id="i") == [ignored, denied[0]]
+    assert await found(run_id="i") == await found(run_id="") == []
+    # Version 1's clients get the kinds that they know alone.
+    assert await found(run_id="r", intent_id="i", extended=False) == [ignored]
+    assert await found(run_id="r", types=("intent_ignored",)) == []
+
+
 async def test_answer_holds_no_more_than_frame(server: Server) -> None:
     big = {"intent_id": "i", "intent_text": "x" * 1_500_000, "matched_pattern": "p"}
     await server.audit.append_all([AuditEntry("intent_ignored", big, PEER)] * 9)
