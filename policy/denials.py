@@ -34,6 +34,7 @@ LAYERS: Final[Mapping[str, str]] = {
     "model": "the service gate",
     "inject": "the gate that adds secrets",
     "tool": "the check of tool calls",
+    "ssh": "the gate that signs logins",
 }
 MAX_ROWS: Final = 1000
 # Summaries may take half: a flood at one place must leave rows for what is refused elsewhere.
@@ -77,6 +78,8 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "model_not_granted"): "services.models",
     ("inject", "request_not_granted"): "permissions.network.inject",
     ("model", "search_not_granted"): "services.search",
+    ("ssh", "host_not_granted"): "services.ssh_agent",
+    ("ssh", "key_not_granted"): "services.ssh_agent",
     ("model", "host_not_granted"): "services.fetch",
     ("tool", NOT_GRANTED): "permissions.skills",
     ("tool", ARGUMENTS): "permissions.skills.rule",

@@ -331,6 +331,7 @@ SERVICES = (
     *_range("tokens_per_hour", 200000, 1, 2**31 - 1),
     *_range("max_output_tokens", 4096, 1, 2**31 - 1),
 )
+SSH_KEY = '"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f"'
 WEB = (
     R("searcher odd", '"brave", "own"', '"Brave"', "`Brave`", "providers.toml", at='allow = ["Brave"'),
     R("searcher twice", '"brave", "own"', '"own", "own"', "`own` is listed twice", "keep one", at='allow = ["own"'),
@@ -339,6 +340,35 @@ WEB = (
     R("page host an address", '"docs.example.com"', '"192.0.2.1"', "is no name", "by name", at='hosts = ["192'),
     R("page host a star", '"docs.example.com"', '"*"', "has a wildcard", "`*.`", at='hosts = ["*"'),
     R("page host in capitals", '"docs.example.com"', '"Docs.example.com"', "spelling", "docs", at='hosts = ["Docs'),
+    R("ssh key odd", 'secret = "deploy-key"', 'secret = "../deploy"', "`../deploy`", "A-Z a-z 0-9 _ . -"),
+    R(
+        "ssh host pattern",
+        '"git.example.org"',
+        '"*.example.org"',
+        "is no single host",
+        "one name",
+        at="hosts = [{ name",
+    ),
+    R(
+        "ssh hosts none",
+        "hosts = [{ name",
+        "hosts = [] # [{ name",
+        "0 hosts are named",
+        "from 1 to 16",
+        at="hosts = []",
+    ),
+    R("ssh host keys none", SSH_KEY, "", "keys is an empty list", "ssh-keyscan", at="hosts = [{ name"),
+    R("ssh host key dss", '["ssh-ed25519 ', '["ssh-dss ', "is no key of a host", "ssh-ed25519", at="hosts = [{ name"),
+    R("ssh host key bare", SSH_KEY, '"AAAA"', "is no key of a host", "ssh-ed25519", at="hosts = [{ name"),
+    R("ssh host key spoiled", "IAABAgMEBQYH", "IAABAgME", "is no key of a host", "ssh-ed25519", at="hosts = [{ name"),
+    R(
+        "ssh host twice",
+        "hosts = [{ name",
+        f'hosts = [{{ name = "git.example.org", keys = [{SSH_KEY}] }}, {{ name',
+        "is named twice",
+        "name it once",
+        at="hosts = [{ name",
+    ),
     R("page host none", '["docs.example.com", "*.example.org"]', "[]", "no host", "write hosts", at="[services.fetch]"),
 )
 _PLACE = '"unix:/srv/full/web.sock"'

@@ -173,6 +173,12 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
     "credential_granted": {**_RUN, "name": "text", "version": "int", "backend": "text"},
     # As it, for a secret that the gate adds, at its first use at a host; then each request, when its answer has ended.
     "credential_injected": {**_RUN, "name": "text", "version": "int", "backend": "text", "host": "text"},
+    # Durable before the signature leaves the supervisor: which key, at which host, for which user. Never content.
+    "ssh_signed": {
+        **_RUN,
+        **dict.fromkeys(("name", "backend", "host", "user", "algorithm", "fingerprint"), "text"),
+        "version": "int",
+    },
     "request_injected": {
         **_RUN,
         **dict.fromkeys(("host", "name", "method", "path"), "text"),

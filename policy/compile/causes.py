@@ -87,6 +87,17 @@ class Origins:
                 return Cause("manifest", f"permissions.network[{index}]", f"port {port} of this host")
         raise self.uncovered("permissions.network", f"port {port} of this host")
 
+    def ssh_key(self, secret: str, host: str, key: str) -> Cause:
+        """The cause for a key of SSH at a host.
+
+        Raises:
+            errors.UnexplainedError: no ``[[services.ssh_agent]]`` names them.
+        """
+        for index, one in enumerate(self.manifest.services.ssh_agent):
+            if one.secret == secret and any(at.name == host and key in at.keys for at in one.hosts):
+                return Cause("manifest", f"services.ssh_agent[{index}]", f"{secret} at {host}")
+        raise self.uncovered("services.ssh_agent", f"{secret} at {host}")
+
     def path(self, key: str, written: Sequence[str], path: str) -> Cause:
         """The cause for a path: the item that is this path or lies above it.
 

@@ -50,6 +50,7 @@ def environment(manifest: Manifest, effective: Effective, *, scratch: bool, secr
         **({"TERM": TERMINAL} if manifest.process.contract == "terminal" else {}),
         **({"TMPDIR": SCRATCH} if scratch else {}),
         **inject_variables(manifest.permissions.placeholders, effective.inject.hosts),
+        **({"SSH_AUTH_SOCK": init.SSH_SOCKET} if effective.ssh else {}),
     }
     return [f"{name}={value}" for name, value in sorted({**ours, **dict(manifest.process.env)}.items())]
 
@@ -74,6 +75,10 @@ def compile(
     if first:
         reason = "a process whose parent has ended is the first process's to reap"
         provenance.add("config.json:process/init", origins.of("permissions.executables.allow", reason=reason))
+    relay = [init.SSH_RELAY] if effective.ssh else []
+    if relay:
+        reason = "clients of SSH find the agent service at a socket of their own"
+        provenance.add("config.json:process/ssh-relay", origins.of("services.ssh_agent", reason=reason))
     if stack == "host" and effective.linked:
         _explain_user(provenance)
     return {
@@ -83,12 +88,12 @@ def compile(
         "process": {
             "terminal": manifest.process.contract == "terminal",
             "user": {"uid": TEMPLATE_UID, "gid": TEMPLATE_UID},
-            "args": [*([init.PROGRAM] if first else []), *arguments(manifest, interpreter)],
+            "args": [*([init.PROGRAM] if first else []), *relay, *arguments(manifest, interpreter)],
             "env": environment(manifest, effective, scratch=scratch, secrets=as_files(effective, manifest)),
             "cwd": manifest.process.cwd,
             "capabilities": {name: [] for name in CAPABILITY_SETS},
             "noNewPrivileges": True,
-            "rlimits": _rlimits(effective, own=int(first)),
+            "rlimits": _rlimits(effective, own=int(first) + len(relay)),
         },
         "mounts": [_mount(i, m) for i, m in enumerate(mounts["mounts"])],
         "linux": {

@@ -69,6 +69,8 @@ def compile(
     provenance = Provenance()
     origins = Origins(manifest, effective, None if parent is None else _requested(manifest))
     closures = _closures(effective, manifest, host)
+    if effective.ssh and not init.relays(effective, host.arch):
+        raise _no_relay(effective, manifest, host)
     filter_ = seccomp.compile(effective.syscalls.names, arch=host.arch, network=effective.linked)
     _explain_filter(manifest, filter_.names, provenance)
     traced = Traced.of(Destinations.of(effective.network), origins)
@@ -153,6 +155,19 @@ def _closures(effective: Effective, manifest: Manifest, host: HostFacts) -> tupl
     return tuple(out)
 
 
+def _no_relay(effective: Effective, manifest: Manifest, host: HostFacts) -> errors.NotEnforceableError:
+    """The error for keys of SSH that no socket inside can serve."""
+    key, lacking = "services.ssh_agent", sorted((init.CALLS | init.SSH_CALLS) - effective.syscalls.names)
+    hint = f"run it on {min(init.ARCHES)}"
+    if not effective.executables:
+        hint = "grant a program that the parent has too"
+    elif lacking:
+        hint = f"take {', '.join(lacking)} out of permissions.syscalls.deny"
+    elif host.arch in init.ARCHES:
+        hint = 'write sandbox.filesystem = "ephemeral"'
+    return errors.NotEnforceableError("the ssh-agent service has no socket here", hint=hint, where=manifest.where(key))
+
+
 def _explain_filter(manifest: Manifest, names: tuple[str, ...], provenance: Provenance) -> None:
     """Why each call is allowed. The causes are made once: a filter has some 150 calls, and few reasons."""
     profile = manifest.permissions.syscalls.profile or RUNTIME_PROFILES.get(manifest.agent.runtime, "")
@@ -192,6 +207,8 @@ def _link_cause(manifest: Manifest) -> Cause | None:
         return Cause("manifest", "permissions.skills.allow", "a link to the service gate")
     for index, _ in manifest.permissions.host_ports:
         return Cause("manifest", f"permissions.network[{index}]", "a link to the gate of this host's ports")
+    if manifest.services.ssh_agent:
+        return Cause("manifest", "services.ssh_agent", "a link to the gate of the ssh-agent service")
     return Cause("manifest", "publish", "a link to the publish gate") if manifest.publish else None
 
 

@@ -20,7 +20,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
@@ -78,7 +78,9 @@ class _Row:
 def _opened(
     row: _Row,
     key: str,
-    domain: type[CredentialSet | ExecutableSet | HostPorts | InjectSet | PublishSet | ServiceSet | SyscallSet | WebSet],
+    domain: type[
+        CredentialSet | ExecutableSet | HostPorts | InjectSet | PublishSet | ServiceSet | SshSet | SyscallSet | WebSet
+    ],
 ) -> Any:
     return domain.top() if row.opened(key) else domain.bottom()
 
@@ -124,6 +126,8 @@ _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     "inject": lambda row: _opened(row, "inject", InjectSet),
     "web": lambda row: _opened(row, "web", WebSet),
     "host_ports": lambda row: _opened(row, "host_ports", HostPorts),
+    # As inject: a key that only signs logins is less than a secret that is given.
+    "ssh": lambda row: _opened(row, "ssh", SshSet),
 }
 
 

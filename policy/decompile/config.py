@@ -69,18 +69,21 @@ INIT: Final = "/.covenant/init"
 INIT_CALLS: Final = frozenset(
     {"clone", "close_range", "execve", "exit_group", "ioctl", "kill", "rt_sigprocmask", "rt_sigtimedwait", "wait4"}
 )
+# It starts the relay of the ssh-agent service, where there is one, and that the agent.
+SSH_RELAY: Final = "/.covenant/ssh-relay"
 _BROKER: Final = {"--pass-fd": "3"}  # the descriptor over which the agent asks for children and credentials
 
 
 class Config(Struct, frozen=True):
     """The variable parts of a config.json.
 
-    ``args`` start the agent; by ``init`` they are the arguments of the first process. ``stack`` names the agent's
-    network stack, in a given namespace, or is empty. ``pids_max`` leaves init out.
+    ``args`` start the agent; by ``init`` they are the arguments of the first process, by ``relay`` of that which it
+    starts. ``stack`` names the agent's network stack, in a given namespace, or is empty. ``pids_max`` leaves both out.
     """
 
     args: tuple[str, ...]
     init: bool
+    relay: bool
     cwd: str
     env: tuple[str, ...]
     terminal: bool
@@ -124,16 +127,18 @@ def read(files: Files) -> Config:
     scratch, secrets = _environment(process["env"], f"{CONFIG}:process/env")
     args = tuple(process["args"])
     init = args[:1] == (INIT,)
+    relay = init and args[1:2] == (SSH_RELAY,)
     return Config(
-        args[1:] if init else args,
+        args[init + relay :],
         init,
+        relay,
         process["cwd"],
         tuple(process["env"]),
         process["terminal"],
         stack,
         scratch,
         secrets,
-        limits["RLIMIT_NPROC"] - init,
+        limits["RLIMIT_NPROC"] - init - relay,
         limits["RLIMIT_FSIZE"],
         whole["mounts"],
         varies["resources"],

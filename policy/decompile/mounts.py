@@ -298,7 +298,7 @@ def _from_closures(
     """Check that each started program lies in the root, which closures make, and in no mount."""
     held = runtime.name in _INTERPRETERS or (runtime.name == _COMMAND and not _of_package(runtime))
     closures = (*([runtime] if held else []), *programs)
-    for entry in (*([config.INIT] if init else []), *(closure.entry for closure in closures)):
+    for entry in (*([config.INIT, config.SSH_RELAY] if init else []), *(closure.entry for closure in closures)):
         for mount in mounts:
             if (entry + "/").startswith(mount.destination.rstrip("/") + "/"):
                 message = f"program {shown(entry)} lies in the mount at {shown(mount.destination)}"

@@ -25,7 +25,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import Ceilings
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -57,6 +57,7 @@ class Grants(Struct, frozen=True):
     inject: InjectSet
     web: WebSet
     host_ports: HostPorts
+    ssh: SshSet
     may_grant: MayGrant
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -84,7 +85,7 @@ class Decompiled(Struct, frozen=True):
     ``calls`` holds the system calls with the arguments that pass, as both filters have them; ``limits`` the resource
     ceilings by what holds them (``v2``, ``v1`` where version 1 can, ``oci``), of which ``grants`` has those of ``v2``;
     ``seen`` and ``reached`` what mounts and network say in more detail than grants have. ``args`` start the agent, with
-    ``init`` as the child of an init.
+    ``init`` as the child of an init, and with ``relay`` by way of the relay of the ssh-agent service.
     """
 
     grants: Grants
@@ -96,6 +97,7 @@ class Decompiled(Struct, frozen=True):
     args: tuple[str, ...]
     process: ReadProcess
     init: bool
+    relay: bool
     runsc: config.Runsc
     reached: network.Reached
 
@@ -114,6 +116,8 @@ def read(files: Files) -> Decompiled:
     if oci.init != (calls_init and bool(seen.executables)):
         raise refuse(f"{config.CONFIG}:process/args", "an init starts the agent exactly where it may start programs")
     reached = network.read(files)
+    if oci.relay != bool(reached.ssh):
+        raise refuse(f"{config.CONFIG}:process/args", "a relay starts the agent exactly where keys of SSH are granted")
     if bool(oci.stack) != reached.linked:
         raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
     if seen.resolver != reached.named:
@@ -163,6 +167,7 @@ def read(files: Files) -> Decompiled:
             inject=reached.inject,
             web=reached.web,
             host_ports=reached.host_ports,
+            ssh=reached.ssh,
             may_grant=held.may_grant,
         ),
         arch,
@@ -173,6 +178,7 @@ def read(files: Files) -> Decompiled:
         oci.args,
         ReadProcess(oci.env, oci.cwd, oci.terminal, held.contract, held.intent),
         oci.init,
+        oci.relay,
         config.runtime(files, stack=oci.stack, broker=asks),
         reached,
     )

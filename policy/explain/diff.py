@@ -266,6 +266,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "inject": _one("acts with secrets", "injected secret"),
     "web": _web,
     "host_ports": _one("reaches this host", "port of this host"),
+    "ssh": _one("acts with secrets", "login that is signed"),
     "may_grant": _one("starts agents", "right for children"),
 }
 assert tuple(_PARTS) == tuple(DOMAINS)

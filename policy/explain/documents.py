@@ -64,7 +64,8 @@ def network(document: dict[str, Any]) -> Rules:
     if document["gateway"] is not None:
         served = {"service_port": firewall.SERVICE_PORT} if "service_port" in document["gateway"] else {}
         published = {"publish_uid": firewall.PUBLISH_UID} if "publish_uid" in document["gateway"] else {}
-        if document["gateway"] != _GATEWAY | served | published:
+        signed = {"ssh_agent_port": firewall.SSH_AGENT_PORT} if "ssh_agent_port" in document["gateway"] else {}
+        if document["gateway"] != _GATEWAY | served | published | signed:
             raise errors.UnexplainedError("the gateway is not the one known here", where="network.json")
         yield "network.json:gateway", ", ".join(f"{key} {value}" for key, value in document["gateway"].items())
     if document["net_bps"] is not None:
@@ -147,7 +148,7 @@ def _short(line: str) -> str:
 
 def gates(document: dict[str, Any]) -> Rules:
     """gates.json."""
-    served = {"services", "publish", "inject", "host"} & set(document)
+    served = {"services", "publish", "inject", "host", "ssh"} & set(document)
     closed("gates.json", document, {"version", "dns", "tls", *served})
     if "services" in served:
         yield from _services(document["services"])
@@ -156,6 +157,12 @@ def gates(document: dict[str, Any]) -> Rules:
         yield f"gates.json:publish/{entry['port']}", f"port {entry['port']} of the agent, at {entry['to']}"
     for port in document.get("host", ()):
         yield f"gates.json:host/{port}", f"port {port} of this host's loopback"
+    if "ssh" in served:
+        closed("ssh of gates.json", document["ssh"], {"listen", "keys"})
+        for entry in document["ssh"]["keys"]:
+            closed("a key of gates.json", entry, {"host", "key", "secret"})
+            says = f"{entry['secret']} signs logins at {entry['host']}"
+            yield f"gates.json:ssh/{entry['secret']}/{entry['host']}/{entry['key']}", says
     if "inject" in served:
         closed("inject of gates.json", document["inject"], {"rules"})
         for entry in document["inject"]["rules"]:

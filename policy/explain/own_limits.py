@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from policy.compile import mounts, workspace
+from policy.compile import init, mounts, workspace
 from policy.grants.effective import Effective
 from policy.manifest.agent import Manifest
 from policy.manifest.permissions import HOST_NAME
@@ -22,7 +22,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 262_144
 _GRANTS: Final = (
     *("filesystem", "network", "syscalls", "executables", "credentials"),
-    *("skills", "spawning", "services", "publish", "inject", "web", "host_ports", "may_grant"),
+    *("skills", "spawning", "services", "publish", "inject", "web", "host_ports", "ssh", "may_grant"),
 )
 
 
@@ -84,6 +84,8 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": name, "at": f"http://tools.covenant/command/{name}", "kinds": ["command"]}
     for port in effective.host_ports.numbers():
         yield {"name": "host", "at": f"{HOST_NAME}:{port}", "kinds": ["tcp"]}
+    if effective.ssh:
+        yield {"name": "ssh-agent", "at": init.SSH_SOCKET, "kinds": ["list", "sign"]}
     if effective.network.total:
         yield {"name": "names", "at": mounts.RESOLVER, "kinds": ["A", "AAAA", "HTTPS"]}
 

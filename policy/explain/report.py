@@ -114,6 +114,15 @@ def _cgroup(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"cgroup.json:{version}/{entry['file']}", f"{entry['value']}{need}"
 
 
+def _started_by(args: list[str]) -> Iterator[tuple[str, str]]:
+    """Take what starts the agent out of its arguments."""
+    if args[0] == init.PROGRAM:
+        yield "config.json:process/init", f"{args.pop(0)} starts the agent, passes signals on and reaps orphans"
+    if args[0] == init.SSH_RELAY:
+        says = f"{args.pop(0)} listens at {init.SSH_SOCKET} for the ssh-agent service, and starts the agent"
+        yield "config.json:process/ssh-relay", says
+
+
 def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, Any]) -> Iterator[tuple[str, str]]:
     process, linux = config["process"], config["linux"]
     for name, keys, allowed in (
@@ -135,8 +144,7 @@ def _config(config: dict[str, Any], mounts: dict[str, Any], seccomp: dict[str, A
         raise errors.UnexplainedError("config.json and seccomp.json hold different filters", where="config.json")
     held = {name: caps for name, caps in process["capabilities"].items() if caps}
     args = process["args"]
-    if args[0] == init.PROGRAM:
-        yield "config.json:process/init", f"{args.pop(0)} starts the agent, passes signals on and reaps orphans"
+    yield from _started_by(args)
     yield "config.json:process/args", shlex.join(args)
     yield "config.json:process/cwd", process["cwd"]
     yield "config.json:process/env", shlex.join(process["env"])

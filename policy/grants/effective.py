@@ -24,7 +24,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.domain import EMPTY, Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -47,6 +47,7 @@ DOMAINS: dict[str, type[Domain]] = {
     "inject": InjectSet,
     "web": WebSet,
     "host_ports": HostPorts,
+    "ssh": SshSet,
     "may_grant": MayGrant,
 }
 # The profile that a runtime brings where the manifest names none.
@@ -56,6 +57,7 @@ NO_PORTS: Final = PublishSet.bottom()
 NO_INJECT: Final = InjectSet.bottom()
 NO_WEB: Final = WebSet.bottom()
 NO_HOST: Final = HostPorts.bottom()
+NO_SSH: Final = SshSet.bottom()
 NO_RIGHTS: Final = MayGrant.bottom()
 # Left out of documents where nothing of them is granted, as before there were any.
 _LATER: Final[dict[str, Domain]] = {
@@ -64,6 +66,7 @@ _LATER: Final[dict[str, Domain]] = {
     "inject": NO_INJECT,
     "web": NO_WEB,
     "host_ports": NO_HOST,
+    "ssh": NO_SSH,
     "may_grant": NO_RIGHTS,
 }
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
@@ -90,6 +93,7 @@ class Effective:
     inject: InjectSet = NO_INJECT
     web: WebSet = NO_WEB
     host_ports: HostPorts = NO_HOST
+    ssh: SshSet = NO_SSH
     may_grant: MayGrant = NO_RIGHTS
 
     def __post_init__(self) -> None:
@@ -139,8 +143,9 @@ class Effective:
         publish = PublishSet.ports((one.port, one.to) for one in manifest.publish)
         web = _web(manifest.services)
         host_ports = HostPorts.ports(port for _, port in table.host_ports)
+        ssh = SshSet.rows(ssh_rows(manifest.services))
         tools = (*table.skills.allow, *manifest.tools.command)
-        linked = network.mode != "off" or bool(services or publish or web or tools or host_ports)
+        linked = network.mode != "off" or bool(services or publish or web or tools or host_ports or ssh)
         brought = (("executables", bool(executables)), ("network", linked))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
@@ -167,6 +172,7 @@ class Effective:
             inject=InjectSet.of(inject_rules(table)),
             web=web,
             host_ports=host_ports,
+            ssh=ssh,
             may_grant=_may_grant(manifest.spawn, (additions or {}).get("network")),
         )
 
@@ -177,7 +183,7 @@ class Effective:
     @property
     def linked(self) -> bool:
         """Whether the agent has a link to a gateway: for destinations, services, tools, or ports either way."""
-        return self.network.mode != "off" or bool(self.served or self.publish or self.host_ports)
+        return self.network.mode != "off" or bool(self.served or self.publish or self.host_ports or self.ssh)
 
     @property
     def served(self) -> bool:
@@ -259,6 +265,14 @@ def inject_rules(table: source.PermissionsSection) -> Iterator[InjectRule]:
         for method in one.methods:
             for path in one.paths:
                 yield InjectRule(host, one.secret, one.header, one.format, one.user, method, path)
+
+
+def ssh_rows(sections: source.ServicesSection) -> Iterator[tuple[str, str, str]]:
+    """The secrets that sign, each with a host and a key of it."""
+    for one in sections.ssh_agent:
+        for host in one.hosts:
+            for key in host.keys:
+                yield one.secret, host.name, key
 
 
 def _web(sections: source.ServicesSection) -> WebSet:

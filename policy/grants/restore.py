@@ -23,7 +23,7 @@ from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
@@ -38,7 +38,7 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    later = {"services", "publish", "inject", "web", "host_ports", "may_grant"}
+    later = {"services", "publish", "inject", "web", "host_ports", "ssh", "may_grant"}
     if type(document) is not dict or {*document, *later} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
@@ -161,6 +161,15 @@ def _host_ports(d: Document) -> HostPorts:
     return HostPorts.ports(d["ports"])
 
 
+def _ssh(d: Document) -> SshSet:
+    if d["keys"] == [ANY]:
+        return SshSet.top()
+    rows = [(one["secret"], one["host"], one["key"]) for one in d["keys"]]
+    if not rows or not all(type(part) is str for one in rows for part in one):
+        raise TypeError("a part of a key is no text")
+    return SshSet.rows(rows)
+
+
 def _inject(d: Document) -> InjectSet:
     rules = [InjectRule(**one) for one in d["rules"]]
     if not rules or not all(type(part) is str for one in rules for part in one):
@@ -227,6 +236,7 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "inject": _inject,
     "web": _web,
     "host_ports": _host_ports,
+    "ssh": _ssh,
     "may_grant": _may_grant,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

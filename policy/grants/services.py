@@ -1,5 +1,5 @@
 """Service grants: the models, searches and pages that an agent may ask its service gate for, the ports that this
-host may reach, and the ports of this host that it may reach.
+host may reach, the ports of this host that it may reach, and the keys of SSH that sign for it.
 
 A pattern is a model's whole name, or a beginning of one with ``*`` behind it. Two patterns so written either hold one
 another or have nothing in common, which makes the meet exact.
@@ -277,3 +277,32 @@ class HostPorts(NameSet):
     def canonical(self) -> dict[str, Any]:
         """The ports, or ``*``."""
         return {"ports": [ANY] if self.any else self.numbers()}
+
+
+@dataclass(frozen=True, slots=True)
+class SshSet(NameSet):
+    """Keys of SSH that sign logins at hosts, each one name of three words: the secret, the host, and the host's key."""
+
+    @classmethod
+    def rows(cls, rows: Iterable[tuple[str, str, str]]) -> Self:
+        """The set of these secrets, hosts and keys of hosts."""
+        return cls.of(f"{secret}{_AT}{host} {key}" for secret, host, key in rows)
+
+    def __bool__(self) -> bool:
+        return self.any or bool(self.names)
+
+    def triples(self) -> list[tuple[str, str, str]]:
+        """The secrets, hosts and keys of hosts, sorted. A ceiling that is open has none."""
+        split = ((*name.partition(_AT)[::2],) for name in self.names)
+        return sorted((secret, *rest.split(" ", 1)) for secret, rest in split)  # type: ignore[misc]
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a key of a host."""
+        if self.any:
+            return ("sign logins at any host",)
+        return tuple(f"sign logins by {secret}{_AT}{host} ({key})" for secret, host, key in self.triples())
+
+    def canonical(self) -> dict[str, Any]:
+        """The keys, or ``*``."""
+        rows = [{"host": host, "key": key, "secret": secret} for secret, host, key in self.triples()]
+        return {"keys": [ANY] if self.any else rows}

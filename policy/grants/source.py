@@ -221,6 +221,24 @@ class FetchSection(Protocol):
     def requests_per_minute(self) -> int | None: ...
 
 
+class SshHostItem(Protocol):
+    """A host of ``services.ssh_agent``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def keys(self) -> Sequence[str]: ...
+
+
+class SshAgentItem(Protocol):
+    """One ``[[services.ssh_agent]]``."""
+
+    @property
+    def secret(self) -> str: ...
+    @property
+    def hosts(self) -> Sequence[SshHostItem]: ...
+
+
 class ServicesSection(Protocol):
     """``[services]``."""
 
@@ -230,6 +248,8 @@ class ServicesSection(Protocol):
     def search(self) -> SearchSection: ...
     @property
     def fetch(self) -> FetchSection: ...
+    @property
+    def ssh_agent(self) -> Sequence[SshAgentItem]: ...
 
 
 class PublishItem(Protocol):

@@ -176,12 +176,14 @@ def _process(m: Manifest) -> Iterator[Problem]:
 
 
 def _services(m: Manifest) -> Iterator[Problem]:
-    """``[services]`` and ``[[publish]]`` need ``backend = "linux-gvisor"``; a section of services grants something."""
+    """``[services]`` and ``[[publish]]`` need ``backend = "linux-gvisor"``; a section of services grants something.
+    `[[services.ssh_agent]]` needs a granted program and `filesystem` `ephemeral` or `host`."""
     for name, shown in (("services", "[services]"), ("publish", "[[publish]]")):
         if name in m.model_fields_set and m.sandbox.backend != "linux-gvisor":
             message = f"{shown} is written while the backend is `{m.sandbox.backend}`"
             yield name, message, 'write backend = "linux-gvisor"'
     yield from m.services.problems()
+    yield from m.services.ssh_problems(m.permissions.executables.allow, m.sandbox.filesystem)
 
 
 def _tools(m: Manifest) -> Iterator[Problem]:

@@ -10,13 +10,14 @@ Sources: design.md ("What an agent may ask"), docs/adr/0084.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator
 
 from policy.manifest import fields, hosts, paths, text
 from policy.manifest.permissions import HOST_NAME, CredentialName, HostPath, Protocol
+from policy.ssh import wire
 
 says, whole = fields.says, fields.whole
 
@@ -114,12 +115,76 @@ class Fetch(fields.Section):
     requests_per_minute: Annotated[int | None, whole(1, _U31, "pages in any 60 seconds")] = None
 
 
+# Keys of one service: an agent offers each of them to a host, and hosts end a connection after six.
+SSH_KEYS: Final = 4
+SSH_HOSTS: Final = 16
+_SSH_KEY_HINT: Final = "write a line of `ssh-keyscan HOST` without the name, such as `ssh-ed25519 AAAA...`"
+
+
+def ssh_host(value: str) -> str:
+    """Accept a name or an address.
+
+    Raises:
+        PydanticCustomError: it is a pattern or a block.
+    """
+    if hosts.kind(value) not in ("name", "address"):
+        raise text.wrong(f"host {text.quote(value)} is no single host", "write one name: it is the key that decides")
+    return hosts.check(value)
+
+
+def ssh_key(value: str) -> str:
+    """Accept a public key of a host, as its type and its base64.
+
+    Raises:
+        PydanticCustomError: it is none, or of a type that is not supported.
+    """
+    try:
+        wire.read_line(value)
+    except wire.WireError as e:
+        raise text.wrong(f"{text.quote(value[:64])} is no key of a host: {e}", _SSH_KEY_HINT) from e
+    return value
+
+
+class SshHost(fields.Section):
+    """One item of ``hosts``: a host at which logins are signed, known by its keys."""
+
+    name: Annotated[str, AfterValidator(ssh_host), says("name of the host, for people and for the log")]
+    keys: Annotated[
+        tuple[Annotated[str, AfterValidator(ssh_key)], ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says("public keys of the host, as `ssh-ed25519 AAAA...`; also ecdsa-sha2-nistp256, -384, -521 and ssh-rsa"),
+    ]
+
+
+class SshAgentEntry(fields.Section):
+    """One ``[[services.ssh_agent]]``: a private key that signs logins at hosts, and never enters the sandbox."""
+
+    secret: Annotated[
+        CredentialName, says("secret of the vault with the private key, in the form of OpenSSH or PKCS#8")
+    ]
+    hosts: Annotated[
+        tuple[SshHost, ...], fields.LIST, says('`{ name = "git.example.org", keys = ["ssh-ed25519 AAAA..."] }`')
+    ]
+
+    def problems(self, at: str) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: a key has hosts, a few, each once, and each host has keys."""
+        if not 0 < len(self.hosts) <= SSH_HOSTS:
+            yield f"{at}.hosts", f"{len(self.hosts)} hosts are named", f"name from 1 to {SSH_HOSTS}"
+        for index, host in enumerate(self.hosts):
+            if not host.keys:
+                yield f"{at}.hosts[{index}].keys", "keys is an empty list", "write what `ssh-keyscan HOST` shows"
+            if host.name in {one.name for one in self.hosts[:index]}:
+                yield f"{at}.hosts[{index}].name", f"host {text.quote(host.name)} is named twice", "name it once"
+
+
 class Services(fields.Section):
     """``[services]``: what the agent reaches at its own gateway."""
 
     models: Models = Models()
     search: Search = Search()
     fetch: Fetch = Fetch()
+    ssh_agent: Annotated[tuple[SshAgentEntry, ...], fields.LIST] = ()
 
     def problems(self) -> Iterator[tuple[str, str, str]]:
         """Each place, message and fix: a section that is written grants something."""
@@ -129,6 +194,22 @@ class Services(fields.Section):
             yield "services.search", "[services.search] allows no provider", "write allow, or take the section out"
         if "fetch" in self.model_fields_set and not self.fetch.hosts:
             yield "services.fetch", "[services.fetch] allows no host", "write hosts, or take the section out"
+        if len(self.ssh_agent) > SSH_KEYS:
+            yield "services.ssh_agent", f"{len(self.ssh_agent)} keys are granted", f"grant at most {SSH_KEYS}"
+        for index, one in enumerate(self.ssh_agent):
+            yield from one.problems(f"services.ssh_agent[{index}]")
+            if one.secret in {each.secret for each in self.ssh_agent[:index]}:
+                at, message = f"services.ssh_agent[{index}].secret", f"secret `{one.secret}` is written twice"
+                yield at, message, "write its hosts in one table"
+
+    def ssh_problems(self, programs: Collection[object], filesystem: str) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: an ssh-agent has a client, and a writable place for its socket."""
+        if self.ssh_agent and not programs:
+            message = "[[services.ssh_agent]] is written, and no program is granted"
+            yield "services.ssh_agent", message, 'grant the client: [permissions.executables] allow = ["/usr/bin/ssh"]'
+        if self.ssh_agent and filesystem == "read-only-package":
+            message = "[[services.ssh_agent]] is written, and there is no place for its socket"
+            yield "services.ssh_agent", message, 'write sandbox.filesystem = "ephemeral"'
 
 
 UNIX: Final = "unix:"

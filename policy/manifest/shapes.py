@@ -13,6 +13,7 @@ from typing import Any
 from policy.manifest import agent, fields, hosts, paths, permissions, process, services, text, workspace
 from policy.manifest.tools import command, skill_rules, tool_uri
 from policy.package import INVISIBLE
+from policy.ssh import wire
 
 Fragment = dict[str, Any]
 
@@ -161,6 +162,15 @@ VALIDATORS: dict[Callable[..., Any], Fragment] = {
     },
     services.unique_ports: {"uniqueItems": True},
     services.fetched: {"maxLength": hosts.NAME_CHARACTERS + 2, **_any(_NAME)},
+    services.ssh_host: {
+        "maxLength": hosts.NAME_CHARACTERS,
+        **_any(_NAME, f"{_NO_V4}{_V4}", f"{_NO_V6}{_V6}"),
+        "not": {"pattern": r"^\*"},
+    },
+    services.ssh_key: {
+        "maxLength": wire.LINE_CHARACTERS,
+        **_any(rf"(?:{'|'.join(wire.TYPES)}) [A-Za-z0-9+/]{{60,}}={{0,2}}"),
+    },
     permissions._unique_paths: {"uniqueItems": True},  # noqa: SLF001
     permissions._unique_entries: {"uniqueItems": True},  # noqa: SLF001
 }
@@ -361,6 +371,27 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             },
             search={"required": ["allow"], "properties": {"allow": _ITEMS}},
             fetch={"required": ["hosts"], "properties": {"hosts": _ITEMS}},
+            ssh_agent={
+                "maxItems": services.SSH_KEYS,
+                "items": {
+                    "properties": {
+                        "hosts": {
+                            "maxItems": services.SSH_HOSTS,
+                            "items": {"properties": {"keys": _ITEMS}},
+                            **_ITEMS,
+                        }
+                    }
+                },
+            },
+        ),
+        _when(
+            _written("services", ssh_agent=_ITEMS),
+            {
+                "allOf": [
+                    _written("sandbox", filesystem={"enum": ["ephemeral", "host"]}),
+                    _written("permissions", executables=_written("", allow=_ITEMS)["properties"][""]),
+                ]
+            },
         ),
     ),
     agent._trees: (  # noqa: SLF001
@@ -444,6 +475,7 @@ LEFT = (
     "two ports of [[publish]] that are equal, or two places, and a path of a socket that is longer in bytes",
     "a secret that is added to a pattern, an address, or one host twice; a placeholder with the name of a variable",
     "two items of services.models.allow for one provider",
+    "the bytes of a key of a host, a secret of services.ssh_agent or a host of one that is written twice",
     "two commands of one name, two rights for children that are equal, and a gap between positions that have rules",
     "a dev_shm_mb or a workspace that leaves nothing of disk_mb",
     "a volume or a place of one that is named twice, and shared where nothing is written",

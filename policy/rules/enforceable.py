@@ -216,6 +216,16 @@ def _inject(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         yield "sandbox.standby", f"standby `{standby}` beside inject", lacking, "write standby = 0"
 
 
+def _ssh(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
+    asked, standby = manifest.services.ssh_agent, manifest.sandbox.standby
+    if asked and host.network.lacks and not host.network.links:
+        key = "services.ssh_agent"
+        yield key, "a link to the gate of the ssh-agent service", host.network.lacks, host.network.mend
+    if asked and standby:
+        lacking = "a gate for each instance"
+        yield "sandbox.standby", f"standby `{standby}` beside services.ssh_agent", lacking, "write standby = 0"
+
+
 def _tools(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     asked, standby = manifest.permissions.skills.allow, manifest.sandbox.standby
     key = "permissions.skills.allow"
@@ -278,5 +288,18 @@ def _writes(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
 
 _LOOKS: tuple[Callable[[Manifest, HostFacts], Iterator[Lack]], ...] = (
     *(_runsc, _runtime, _cgroups, _cpu_time),
-    *(_io, _suspending, _waiting_secrets, _network, _services, _tools, _publish, _host_ports, _asked, _inject, _writes),
+    *(
+        _io,
+        _suspending,
+        _waiting_secrets,
+        _network,
+        _services,
+        _tools,
+        _publish,
+        _host_ports,
+        _asked,
+        _inject,
+        _ssh,
+        _writes,
+    ),
 )

@@ -12,13 +12,13 @@ from typing import Any
 from msgspec import Struct, structs
 
 from policy.grants.credentials import CredentialSet, InjectSet
-from policy.grants.effective import DOMAINS, Effective, inject_rules
+from policy.grants.effective import DOMAINS, Effective, inject_rules, ssh_rows
 from policy.grants.executables import ExecutableSet
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -149,6 +149,12 @@ def _host_ports(m: Manifest, e: Effective) -> Items:
         yield f"permissions.network[{i}]", HostPorts.ports([port])
 
 
+def _ssh(m: Manifest, e: Effective) -> Items:
+    for i, one in enumerate(m.services.ssh_agent):
+        rows = (row for row in ssh_rows(m.services) if row[0] == one.secret)
+        yield f"services.ssh_agent[{i}]", SshSet.rows(rows)
+
+
 def _may_grant(m: Manifest, e: Effective) -> Items:
     for i, one in enumerate(m.spawn.may_grant):
         hosts = [(one.host, one.ports, one.protocol)] if one.host and one.protocol else []
@@ -179,6 +185,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "inject": _inject,
     "web": _web,
     "host_ports": _host_ports,
+    "ssh": _ssh,
     "may_grant": _may_grant,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)

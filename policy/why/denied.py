@@ -101,6 +101,21 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("inject", "host_failed"): "the host did not answer, or showed a certificate that the operator does not trust",
     ("inject", "answer_refused"): "the host answered in an encoding in which no secret can be looked for",
     ("inject", "handshake_failed"): "the agent's program did not take the certificate of the run's authority",
+    ("ssh", "host_not_granted"): "the session is bound to a host whose key is not named",
+    (
+        "ssh",
+        "key_not_granted",
+    ): "no key that is granted at this host is the one of the request, or the vault has it not",
+    ("ssh", "not_bound"): "a signature was asked for before the session was bound to a host",
+    ("ssh", "forwarded"): "the session is one that a host has forwarded",
+    ("ssh", "binding_refused"): "the host's signature over the session is not good, or the connection had a session",
+    ("ssh", "not_a_login"): "a signature was asked for over data that are no login by a public key",
+    ("ssh", "session_refused"): "the login is for another session or host than the bound one",
+    ("ssh", "algorithm_refused"): "the login names another key or algorithm, or asks for SHA-1",
+    ("ssh", "request_refused"): "the service lists keys and signs logins, and does nothing else",
+    ("ssh", "malformed"): "the message is none of the agent protocol",
+    ("ssh", "limit"): "there were more requests or connections than a run may have",
+    ("ssh", "unavailable"): "the key could not be read from the vault, or the run is being ended",
     ("tool", denials.NOT_GRANTED): "the tool, or its class of side effect, is not granted",
     ("tool", denials.ARGUMENTS): "an argument of the call is not what a rule of the manifest takes",
     ("tool", denials.NOT_APPROVED): "an operator is asked about each call of the tool, and none granted this one",
@@ -202,6 +217,8 @@ def explain(denial: Denial, sight: Sight) -> Explanation:
             question = None
     if denial.layer == "inject" and denial.code != denials.REST_CODE:
         return Explanation(denial, meaning(denial), answer, _inject_note(denial))
+    if denial.layer == "ssh" and denial.code != denials.REST_CODE:
+        return Explanation(denial, meaning(denial), answer, _ssh_note(denial))
     return Explanation(denial, meaning(denial), answer, _FAMILIES[family] if family else _note(denial, answer, sight))
 
 
@@ -318,6 +335,19 @@ def _inject_note(denial: Denial) -> str:
         return "no line of agent.toml allows it"
     listed = f"methods = [{text.toml(found['method'])}], paths = [{text.toml(found['path'])}]"
     return f"add to inject of the entry for {found['host']}: {listed}"
+
+
+def _ssh_note(denial: Denial) -> str:
+    """Return the line that would grant a signature at a host."""
+    if denial.code == "host_not_granted":
+        key = text.toml(denial.target if " " in denial.target else "TYPE BASE64")
+        return f"add to hosts of [[services.ssh_agent]]: {{ name = NAME, keys = [{key}] }}"
+    if denial.code == "key_not_granted":
+        host = text.toml(denial.target.rpartition(" at ")[2])
+        return f"add [[services.ssh_agent]] with the secret of this key and name = {host} in hosts"
+    if denial.code == "unavailable":
+        return "an operator puts it there: covenant vault put AGENT NAME, a private key without a passphrase"
+    return "no line of agent.toml allows it"
 
 
 def _tool_note(denial: Denial, sight: Sight) -> str:

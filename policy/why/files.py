@@ -10,7 +10,7 @@ from msgspec import Struct
 from policy import data, errors, symlinks
 from policy.compile.mounts import ANCHORS
 from policy.decompile import conditions
-from policy.decompile.config import INIT
+from policy.decompile.config import INIT, SSH_RELAY
 from policy.decompile.mounts import OWN_LIMITS, RESOLVER, SHARED_MEMORY, ReadWorkspace
 from policy.decompile.read import Grants
 from policy.grants import paths
@@ -134,6 +134,8 @@ class Open(Struct, frozen=True):
             return read, f"it says {OWN_FILES[self.path]}, in a read-only root"
         if self.path == INIT and sight.found.init:
             return read, "it starts the agent, in a read-only root"
+        if self.path == SSH_RELAY and sight.found.relay:
+            return read, "it serves the socket of the ssh-agent service, in a read-only root"
         own = (*([INIT] if sight.found.init else []), *(ANCHORS if sight.anchors else ()))
         there = (*sight.found.seen.mounted, *OWN_FILES, *own)
         below = next((place for place in there if _within(place, self.path)), None)
@@ -239,6 +241,9 @@ class Execute(Struct, frozen=True):
         if real == INIT and sight.found.init:
             because = "it is the init of the run, which starts what its arguments name and nothing more"
             return LayerAnswer(True, because, "config.json:process/init")
+        if real == SSH_RELAY and sight.found.relay:
+            because = "it is the relay of the ssh-agent service, which starts what its arguments name and nothing more"
+            return LayerAnswer(True, because, "config.json:process/ssh-relay")
         callers = seen.workspace
         if callers is not None and callers.programs and _within(real, callers.place):
             return LayerAnswer(True, "every program of the workspace can be started", f"mounts.json:{callers.place}")

@@ -243,6 +243,10 @@ class RunEvents:
         """Record a request to which a secret was added, once its answer has ended."""
         self._append("request_injected", agent_id=self.agent_id, **fields)
 
+    def ssh_signed(self, fields: Mapping[str, Any]) -> None:
+        """Record durably that a login is about to be signed by a key of the vault."""
+        self._append("ssh_signed", agent_id=self.agent_id, **fields)
+
     def web_asked(self, fields: Mapping[str, Any], price: int) -> None:
         """Record a search or a page, once it has ended: ``fields`` are its counts."""
         self._append("web_asked", agent_id=self.agent_id, credits=price, **fields)

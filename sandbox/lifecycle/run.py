@@ -50,6 +50,7 @@ from sandbox.workspace.session import RunWorkspace
 if TYPE_CHECKING:
     from policy.why.ask import Sight
     from sandbox.network.gate.proxy import ProxyTerms
+    from sandbox.network.ssh import gate as ssh_gate
 
 __all__ = ["Request", "Run", "RunDependencies"]
 
@@ -318,6 +319,7 @@ class Run:
             publish=context.publish(decision),
             host=context.host_ports(decision),
             inject=context.inject(decision, deadline, stack),
+            ssh=self._ssh(decision, stack),
             desk=None if desk is None else desk.desk,
             proxy=self._proxy(decision),
             tell_agent=functools.partial(self._tell_agent, decision, facts),
@@ -332,6 +334,21 @@ class Run:
                 stack=stack,
             ),
         )
+
+    def _ssh(self, decision: decide.Decision, stack: contextlib.ExitStack) -> ssh_gate.SshAgentTerms | None:
+        """Return the terms of the keys that sign the run's logins, where it has some.
+
+        Raises:
+            errors.VaultError: they cannot be had.
+        """
+        if not decision.effective.ssh:
+            return None
+        # Imported only here, as below.
+        from sandbox.lifecycle import ssh_terms
+
+        context = self.context
+        is_dev = context.request.is_dev
+        return ssh_terms.of(decision, context.run_id, context.dependencies, context.rows, is_dev, stack)
 
     def _proxy(self, decision: decide.Decision) -> ProxyTerms | None:
         """Return the operator's proxy for the run's network, where there are both.

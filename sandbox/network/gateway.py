@@ -37,9 +37,10 @@ from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
 from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
+from sandbox.network.ssh import gate as ssh_gate
 from sandbox.network.tls import gate as tls_gate
 
-_Gate = dns_gate.DnsGate | tls_gate.TlsGate | tls_gate.ProxyConnector | publish_gate.PublishGate
+_Gate = dns_gate.DnsGate | tls_gate.TlsGate | tls_gate.ProxyConnector | publish_gate.PublishGate | ssh_gate.SshGate
 # Expired entries are left to the kernel where there are no more.
 _FEW = base_rules.MAX_CONNECTIONS // 2
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
@@ -117,6 +118,7 @@ def opened(
     publish: publish_gate.PublishTerms | None = None,
     inject: inject_gate.InjectTerms | None = None,
     host: host_gate.HostTerms | None = None,
+    ssh: ssh_gate.SshAgentTerms | None = None,
     desk: LeaseDesk | None = None,
     proxy: ProxyTerms | None = None,
 ) -> Iterator[Gateway]:
@@ -126,7 +128,8 @@ def opened(
     (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
     start. ``services`` are the terms of the service gate, where one is to answer, ``publish`` those of the
     published ports, ``inject`` those of the secrets that are added to requests,
-    ``host`` those of the ports of this host. ``desk`` holds what needs a lease; without it that is denied.
+    ``host`` those of the ports of this host, ``ssh`` those of the keys that sign
+    logins. ``desk`` holds what needs a lease; without it that is denied.
 
     An agent without destinations has no way out of its gateway at all, and neither has one behind the operator's
     ``proxy``: the TLS gate's connector asks the proxy, from the caller's own namespace.
@@ -147,7 +150,7 @@ def opened(
     with contextlib.ExitStack() as stack:
         # They import for longer than the rest takes.
         stack.callback(prefork.drop)
-        prefork.ahead(_kinds(artefacts, services, inject, proxy), patience)
+        prefork.ahead(_kinds(artefacts, services, inject, proxy, ssh), patience)
         listening = _listening(artefacts, publish, stack)
         made = stack.enter_context(namespaces.made())  # (1)
         namespaces.connect(made)
@@ -176,10 +179,7 @@ def opened(
             gateway.gates = _gates(artefacts, config, given, stack, reached, reads, desk, proxy)  # (4)
             if listening is not None:
                 gateway.gates = [*gateway.gates, *stack.enter_context(publish_gate.open(listening, **given))]
-            ports = artefacts.json("gates.json").get("host")
-            if host is not None and ports:
-                gateway.host = stack.enter_context(host_gate.open(ports, host, **given))
-                gateway.gates = [*gateway.gates, *gateway.host.processes]
+            _beside(artefacts, gateway, host, ssh, given, stack)
             if services is not None:
                 plan = artefacts.json("gates.json")["services"]
                 gateway.services = stack.enter_context(service_gate.open(plan, services, **given))
@@ -213,6 +213,23 @@ def _listening(
     return None if plan is None or publish is None else stack.enter_context(publish_gate.Listening(plan, publish))
 
 
+def _beside(
+    artefacts: Artefacts,
+    gateway: Gateway,
+    host: host_gate.HostTerms | None,
+    ssh: ssh_gate.SshAgentTerms | None,
+    given: Mapping[str, Any],
+    stack: contextlib.ExitStack,
+) -> None:
+    """Start the gates of this host's ports and of keys of SSH, where the policy has them."""
+    plan = artefacts.json("gates.json")
+    if host is not None and plan.get("host"):
+        gateway.host = stack.enter_context(host_gate.open(plan["host"], host, **given))
+        gateway.gates = [*gateway.gates, *gateway.host.processes]
+    if ssh is not None:
+        gateway.gates = [*gateway.gates, stack.enter_context(ssh_gate.open(plan["ssh"], ssh, **given))]
+
+
 def _left(note: Callable[[Mapping[str, Any]], None], about: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):  # a full disk: the end of the next run that has a network takes it away
         note({**about, "left": True})
@@ -240,10 +257,12 @@ def _kinds(
     services: service_gate.Terms | None,
     inject: inject_gate.InjectTerms | None,
     proxy: ProxyTerms | None,
+    ssh: ssh_gate.SshAgentTerms | None,
 ) -> list[prefork.Kind]:
     plan = artefacts.json("gates.json")
     served = [] if services is None else services.kinds()
     served += [] if inject is None else [inject_gate.KIND]
+    served += [] if ssh is None else [ssh_gate.KIND]
     served += [tls_gate.CONNECTOR] if proxy is not None and plan["tls"] is not None else []
     if services is not None and plan["services"].get("web", {}).get("fetch"):
         served.append(service_gate.READER)

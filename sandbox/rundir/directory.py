@@ -259,13 +259,15 @@ def leases_of(path: Path) -> list[Lease]:
 
 
 def services_of(path: Path) -> list[str]:
-    """Read the names of a run's gateway, such as ``models.covenant``, and ``host.covenant:PORT`` for each such port."""
+    """Read the names of a run's gateway, such as ``models.covenant``, ``host.covenant:PORT`` for each such port, and
+    ``ssh-agent HOST`` for each host at which logins are signed."""
     try:
         plan: dict[str, Any] = json.loads((path / POLICY / "gates.json").read_bytes())
     except (FileNotFoundError, ValueError):
         return []
     ports = (f"{HOST_NAME}:{port}" for port in plan.get("host", ()))
-    return [*(str(name) for name in plan.get("services", {"names": []})["names"]), *ports]
+    signs = sorted({f"ssh-agent {one['host']}" for one in plan.get("ssh", {"keys": []})["keys"]})
+    return [*(str(name) for name in plan.get("services", {"names": []})["names"]), *ports, *signs]
 
 
 def network_of(path: Path) -> dict[str, Any] | None:

@@ -271,6 +271,7 @@ def _gateway(
         publish=job.publish,
         host=job.host,
         inject=own_limits.trusted(job, directory.path),
+        ssh=job.ssh,
         desk=job.desk and job.desk.shown_by(directory.note_leases),
         proxy=job.proxy,
     )

@@ -53,8 +53,9 @@ def files(
     names = [*gates.get("services", {"names": []})["names"], *([HOST_NAME] if gates.get("host") else [])]
     hosts = tuple((name, addresses.GATEWAY4) for name in names)
     tries, own = None, own_files(state, config, taken, hosts)
-    if decision.artefacts.json("config.json")["process"]["args"][0] == init.PROGRAM:
-        own.append(init_program.closure(state / "closures"))
+    started_by = decision.artefacts.json("config.json")["process"]["args"][:2]
+    if started_by[0] == init.PROGRAM:
+        own.append(init_program.closure(state / "closures", relay=started_by[1:] == [init.SSH_RELAY]))
     if commands := decision.effective.skills.commands:
         own += command_stubs.closures(state / "closures", [name for name, _ in commands], decision.artefacts)
     if config.self_test and preload.possible(agent.runtime, facts.arch):

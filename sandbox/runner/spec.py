@@ -26,6 +26,7 @@ from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
 from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
+from sandbox.network.ssh import gate as ssh_gate
 from sandbox.probes import preload
 from sandbox.rootfs.erofs_image import ImageFile
 from sandbox.run_io import CallerStreams, DeferredIntent, Limits, Outcome, PeriodicCheck, RunObserver, Watches
@@ -105,6 +106,7 @@ class SandboxSpec(Struct, frozen=True):
     - ``services`` are the terms of its service gate; without them no service answers.
     - ``publish`` are the terms of its published ports; without them no place is made. ``host`` are those of its ports
       of this host.
+    - ``ssh`` are the terms of the keys that sign its logins; without them no ssh-agent service answers.
     - ``inject`` are the terms of the secrets that its gate adds; without them no request is read.
     - ``proxy`` is the operator's, by which the run's own connections go; without it they go by the uplink.
     - ``desk`` holds requests that need a lease for an operator; without it they are denied.
@@ -142,6 +144,7 @@ class SandboxSpec(Struct, frozen=True):
     publish: publish_gate.PublishTerms | None = None
     host: host_gate.HostTerms | None = None
     inject: inject_gate.InjectTerms | None = None
+    ssh: ssh_gate.SshAgentTerms | None = None
     desk: LeaseDesk | None = None
     observe: Callable[[SeenAccess], None] | None = None
     proxy: ProxyTerms | None = None

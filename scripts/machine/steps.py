@@ -59,6 +59,7 @@ NEEDS = (
     Need("gcc", _file("/usr/bin/gcc"), "compiles the starter of sandboxes, and the sample agents that are programs"),
     Need("libc6-dev", _file("/usr/include/stdio.h"), "headers for it"),
     Need("openssh-client", _file("/usr/bin/ssh-agent"), "a real ssh-agent for the tests to sign with"),
+    Need("openssh-server", _file("/usr/sbin/sshd"), "a real sshd for the tests; its service is turned off"),
     Need(
         "systemd",
         lambda: os.path.exists("/usr/bin/systemd-analyze") and os.path.exists("/lib/systemd/systemd"),
@@ -106,6 +107,9 @@ def _packages(machine: Machine) -> None:
     if any(apt.candidate(name) is None for name in names):
         apt.update()
     apt.install(machine.record, names)
+    if "openssh-server" in names and os.path.isdir("/run/systemd/system"):
+        console.change("turn the service of openssh-server off, which the package has turned on")
+        console.run(["systemctl", "disable", "--now", "ssh.service"])
     still = [need.package for need in missing if not need.present()]
     if still:
         raise SetupError(f"{' '.join(still)} was installed and is still not usable", "see the messages above")

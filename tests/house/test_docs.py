@@ -22,7 +22,22 @@ _PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs")
 
 # Programs of the system that a page may show; anything else in a fence is a mistake of the page.
 _SYSTEM = frozenset(
-    {"export", "git", "sudo", "cd", "apt-get", "rm", "sha512sum", "install", "npm", "printf", "python3", "cp", "sed"}
+    {
+        "export",
+        "git",
+        "ssh-keygen",
+        "sudo",
+        "cd",
+        "apt-get",
+        "rm",
+        "sha512sum",
+        "install",
+        "npm",
+        "printf",
+        "python3",
+        "cp",
+        "sed",
+    }
 )
 # Programs of the system by their paths, and one that the page before made.
 _PATHS = frozenset({"/usr/bin/python3", "/opt/llm/bin/pip", "/srv/greeter/venv/bin/pip"})

@@ -24,7 +24,17 @@ if TYPE_CHECKING:
     from policy.manifest.agent import Manifest
     from policy.rules import items
 
-_SHOWN_DOMAINS = ("filesystem", "network", "executables", "credentials", "services", "publish", "inject", "host_ports")
+_SHOWN_DOMAINS = (
+    "filesystem",
+    "network",
+    "executables",
+    "credentials",
+    "services",
+    "publish",
+    "inject",
+    "host_ports",
+    "ssh",
+)
 
 
 class Typed(Struct, frozen=True):

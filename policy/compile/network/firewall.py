@@ -22,7 +22,7 @@ from policy.grants.effective import Effective
 from policy.grants.sets import addresses, spans
 
 AGENT, UPLINK = "agent0", "uplink0"
-DNS_PORT, TLS_PORT, SERVICE_PORT = 53, 8443, 80
+DNS_PORT, TLS_PORT, SERVICE_PORT, SSH_AGENT_PORT = 53, 8443, 80, 81
 # The TLS gate's own; below the range of the agents' uids, which begin at 65536 (sandbox.config).
 GATE_UID = 64998
 # Of the gate that carries connections of the host to published ports.
@@ -66,6 +66,7 @@ def document(effective: Effective, traced: Traced, origins: Origins, provenance:
             "agent": AGENT, "uplink": UPLINK, "dns_port": DNS_PORT, "tls_port": TLS_PORT, "gate_uid": GATE_UID,
             **({"service_port": SERVICE_PORT} if effective.served else {}),
             **({"publish_uid": PUBLISH_UID} if effective.publish else {}),
+            **({"ssh_agent_port": SSH_AGENT_PORT} if effective.ssh else {}),
         },
         "net_bps": limit,
         "grants": [_row(row) for row in traced.rows],
@@ -107,6 +108,7 @@ class _Gateway:
         self.tls = any(row.protocol == "tls" for row in traced.rows)
         self.filled = any(one.sets for one in found.names)
         self.served = effective.served
+        self.ssh = bool(effective.ssh)
         self.published = effective.publish.pairs()
         self.host_ports = [(port, origins.host_port(port)) for port in effective.host_ports.numbers()]
         self.published_causes = [origins.published(port, to) for port, to in self.published]
@@ -203,6 +205,8 @@ class _Gateway:
                 chain.add("accept", _GATES, nft.comes_by(AGENT), port)
         if self.served:
             chain.add("accept", _GATES, nft.comes_by(AGENT), nft.to_ports("tcp", ((SERVICE_PORT, SERVICE_PORT),)))
+        if self.ssh:
+            chain.add("accept", _GATES, nft.comes_by(AGENT), nft.to_ports("tcp", ((SSH_AGENT_PORT, SSH_AGENT_PORT),)))
         for number, cause in self.host_ports:
             chain.add("accept", cause, nft.comes_by(AGENT), nft.to_ports("tcp", ((number, number),)))
         if self.tls:

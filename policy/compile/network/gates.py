@@ -1,5 +1,5 @@
 """gates.json: the names that the DNS gate resolves, and their sets; the hosts of the TLS gate; the services of the
-service gate; the ports of the publish gate; the ports of this host."""
+service gate; the ports of the publish gate; the ports of this host; the keys of SSH."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from policy.compile.artefacts import Cause, Provenance, built_in
 from policy.compile.causes import Origins
 from policy.compile.network import quoting
 from policy.compile.network.destinations import Group, Name
-from policy.compile.network.firewall import DNS_PORT, SERVICE_PORT, TLS_PORT
+from policy.compile.network.firewall import DNS_PORT, SERVICE_PORT, SSH_AGENT_PORT, TLS_PORT
 from policy.compile.network.routes import Traced
 from policy.grants.credentials import InjectRule
 from policy.grants.effective import Effective, inject_rules
@@ -33,7 +33,7 @@ _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where
 
 def compile(effective: Effective, traced: Traced, origins: Origins, provenance: Provenance) -> dict[str, Any]:
     """gates.json; ``dns`` is None without a name grant, ``tls`` without a tls grant; without services,
-    published ports, ports of this host or injected secrets there is no key for them.
+    published ports, ports of this host, keys of SSH or injected secrets there is no key for them.
 
     Raises:
         errors.UnexplainedError: no item of the manifest covers a model.
@@ -45,6 +45,8 @@ def compile(effective: Effective, traced: Traced, origins: Origins, provenance: 
         document["inject"] = _inject(effective, origins, provenance)
     if effective.host_ports:
         document["host"] = _host(effective, origins, provenance)
+    if effective.ssh:
+        document["ssh"] = _ssh(effective, origins, provenance)
     if effective.publish:
         document["publish"] = _publish(effective, origins, provenance)
     return document
@@ -72,6 +74,12 @@ def _host(effective: Effective, origins: Origins, provenance: Provenance) -> lis
     for port in ports:
         provenance.add(f"gates.json:host/{port}", origins.host_port(port))
     return ports
+
+
+def _ssh(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    for secret, host, key in effective.ssh.triples():
+        provenance.add(f"gates.json:ssh/{secret}/{host}/{key}", origins.ssh_key(secret, host, key))
+    return {"listen": SSH_AGENT_PORT, **effective.ssh.canonical()}
 
 
 def _publish(effective: Effective, origins: Origins, provenance: Provenance) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ connects on for a ClientHello whose name a pattern covers on that port, and, for
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,14 +20,16 @@ from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, s
 from policy.decompile.network import nft
 from policy.grants.credentials import EVERY as EVERY_REQUEST
 from policy.grants.credentials import InjectRule, InjectSet
-from policy.grants.services import EVERY, LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import EVERY, LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets import hostnames
 from policy.grants.sets.domain import ANY
 from policy.grants.sets.spans import Spans
+from policy.ssh import wire
 
 GATES = "gates.json"
 VERSION: Final = 1
 MAX_ASK_SECONDS: Final = 110
+_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,252}")
 _TOOLS: Final = "tools.covenant"
 # The DNS gate is the same for every agent but for its names: what it answers, how often, and how long names and
 # answers may be. Each is a bound on what can be said to the outside through it.
@@ -63,6 +66,8 @@ class Gates(Struct, frozen=True):
     host: HostPorts = HostPorts()
     asked: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = msgspec.field(default_factory=dict)
     asked_tls: Mapping[str, Spans] = msgspec.field(default_factory=dict)
+    ssh_port: int | None = None
+    ssh: SshSet = SshSet()
 
 
 def read(files: Files) -> Gates:
@@ -77,7 +82,8 @@ def read(files: Files) -> Gates:
     published = {"publish": list} if type(document) is dict and "publish" in document else {}
     hosted = {"host": list} if type(document) is dict and "host" in document else {}
     injected = {"inject": dict} if type(document) is dict and "inject" in document else {}
-    later = {**served, **published, **hosted, **injected}
+    signed = {"ssh": dict} if type(document) is dict and "ssh" in document else {}
+    later = {**served, **published, **hosted, **injected, **signed}
     whole = closed(document, GATES, {"dns": both, "tls": both, "version": int, **later})
     fixed(whole["version"], f"{GATES}:version", VERSION)
     dns_port, dns, inward, asked = (None, {}, {}, {}) if whole["dns"] is None else _dns(whole["dns"])
@@ -91,7 +97,8 @@ def read(files: Files) -> Gates:
     inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
     host = _host(whole["host"]) if hosted else HostPorts.bottom()
     granted = (services, tools, publish, inject, web, host)
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted, asked, asked_tls)
+    ssh = _ssh(whole["ssh"]) if signed else (None, SshSet())
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted, asked, asked_tls, *ssh)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -213,6 +220,23 @@ def _host(value: list[Any]) -> HostPorts:
     if not found or sorted(set(found)) != found:
         raise refuse(where, "the ports are not sorted, one is there twice, or there is none")
     return HostPorts.ports(found)
+
+
+def _ssh(value: dict[str, Any]) -> tuple[int, SshSet]:
+    where, rows = f"{GATES}:ssh", []
+    found = closed(value, where, {"keys": list, "listen": int})
+    for item in found["keys"]:
+        one = closed(item, where, {"host": str, "key": str, "secret": str})
+        try:
+            wire.read_line(one["key"])
+        except wire.WireError as e:
+            raise refuse(where, f"{shown(one['key'])} is no key of a host: {e}") from e
+        if not _WORD.fullmatch(one["secret"]) or not _WORD.fullmatch(one["host"]):
+            raise refuse(where, f"{shown(one)} names no secret or no host")
+        rows.append((one["secret"], one["host"], one["key"]))
+    if not rows or sorted(set(rows)) != rows:
+        raise refuse(where, "the keys are not sorted, one is there twice, or there is none")
+    return documents.whole(found["listen"], where, least=1, most=65535), SshSet.rows(rows)
 
 
 def _inject(value: dict[str, Any]) -> InjectSet:

@@ -13,7 +13,7 @@ from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fi
 from policy.decompile.network import gates, nft, reach
 from policy.grants.credentials import InjectSet
 from policy.grants.network import Network
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.spans import Spans
@@ -31,6 +31,7 @@ _GATEWAY: Final = {
     "uplink": reach.UPLINK,
 }
 _SERVICE_PORT: Final = 80
+_SSH_AGENT_PORT: Final = 81
 # The kernel takes rates whose bytes times 10^9 fit 64 bits (net/netfilter/nft_limit.c): more is held to this.
 MAX_RATE: Final = 18_000_000_000
 _ID = re.compile(r"g_[0-9a-f]{16}")
@@ -56,11 +57,13 @@ class Reached(Struct, frozen=True):
     inject: InjectSet = InjectSet()
     web: WebSet = WebSet()
     host_ports: HostPorts = HostPorts()
+    ssh: SshSet = SshSet()
 
     @property
     def linked(self) -> bool:
         """Whether the agent has a link to a gateway: for destinations, services, tools, or ports either way."""
-        return self.mode != "off" or bool(self.services or self.tools or self.publish or self.web or self.host_ports)
+        asked = self.services or self.tools or self.publish or self.web or self.host_ports or self.ssh
+        return self.mode != "off" or bool(asked)
 
 
 def read(files: Files) -> Reached:
@@ -90,10 +93,10 @@ def read(files: Files) -> Reached:
     found, listed, gated = _off(files, whole) if unlinked else _gateway(files, whole)
     if found.mode != mode:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
-    asked = gated.services or gated.tools or gated.publish or gated.web or gated.host
+    asked = gated.services or gated.tools or gated.publish or gated.web or gated.host or gated.ssh
     if mode == "off" and not unlinked and not asked:
         raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
-    granted = (gated.services, gated.tools, gated.publish, gated.inject, gated.web, gated.host)
+    granted = (gated.services, gated.tools, gated.publish, gated.inject, gated.web, gated.host, gated.ssh)
     return Reached(found, mode, bps, listed, gated.dns_port is not None, *granted)
 
 
@@ -114,9 +117,15 @@ def _gateway(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, gat
     table, found = nft.parse(documents.raw(files, nft.FIREWALL)), gates.read(files)
     served = {"service_port": _SERVICE_PORT} if found.service_port is not None else {}
     published = {"publish_uid": reach.PUBLISH_UID} if found.publish else {}
-    expected = {**_GATEWAY, **served, **published}
+    signed = {"ssh_agent_port": _SSH_AGENT_PORT} if found.ssh else {}
+    expected = {**_GATEWAY, **served, **published, **signed}
     fixed(whole["gateway"], f"{NETWORK}:gateway", expected)
-    for name, port in (("dns", found.dns_port), ("tls", found.tls_port), ("service", found.service_port)):
+    for name, port in (
+        ("dns", found.dns_port),
+        ("tls", found.tls_port),
+        ("service", found.service_port),
+        ("ssh_agent", found.ssh_port),
+    ):
         if port is not None:
             fixed(port, f"{gates.GATES}:{name}/listen", expected[f"{name}_port"])
     gateway = reach.Gateway(table, found)

@@ -185,7 +185,8 @@ class Gateway:
         tls: Spans = () if self.gates.tls_port is None else ((self.gates.tls_port,) * 2,)
         service: Spans = () if self.gates.service_port is None else ((self.gates.service_port,) * 2,)
         host = spans.join((port, port) for port in self.gates.host.numbers())
-        beside = spans.union(service, host)
+        ssh: Spans = () if self.gates.ssh_port is None else ((self.gates.ssh_port,) * 2,)
+        beside = spans.union(spans.union(service, host), ssh)
         for protocol, dnat, allowed in (
             ("tcp", False, spans.union(dns, beside)),
             ("udp", False, dns),

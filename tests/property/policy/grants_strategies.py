@@ -16,7 +16,7 @@ from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, WebSet
+from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.access import PROTOCOLS
 from policy.grants.sets.domain import NameSet
 from policy.grants.skill_rules import ToolCondition
@@ -103,6 +103,13 @@ published = published | st.just(PublishSet.top())
 
 hosted = st.builds(HostPorts.ports, st.frozensets(st.sampled_from([1024, 5432, 11434]))) | st.just(HostPorts.top())
 
+ssh_rows = st.tuples(
+    st.sampled_from(["s", "t"]),
+    st.sampled_from(["git.example.org", "10.0.0.1"]),
+    st.sampled_from(["ssh-ed25519 AAAA", "ssh-rsa AAAA=="]),
+)
+signing = st.builds(SshSet.rows, st.lists(ssh_rows, max_size=3)) | st.just(SshSet.top())
+
 request_paths = st.sampled_from(["/*", "/a*", "/a/*", "/a/b", "/b"])
 inject_rules = st.builds(
     InjectRule,
@@ -148,6 +155,7 @@ BY_DOMAIN = {
     "inject": injected,
     "web": webs,
     "host_ports": hosted,
+    "ssh": signing,
     "may_grant": rights,
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)

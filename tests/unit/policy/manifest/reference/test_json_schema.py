@@ -52,6 +52,8 @@ BEYOND = frozenset(
         "host port low",
         "host port of a gate",
         "host ports too many",
+        "ssh host key spoiled",
+        "ssh host twice",
         "place twice",
         "rule of no tool",
         "rule back reference",
