@@ -44,7 +44,7 @@ def report(error: SetupError) -> None:
 def asked(usage: str | None, words: Sequence[str]) -> int | None:
     """Answer for a script that takes no words. Returns the status of its end, or None where it may begin.
 
-    ``--help`` prints ``usage``; every other word is refused, since nobody who types one means the whole script.
+    ``--help`` prints ``usage``; every other word is refused: it is not meant for the whole script.
     """
     if not words:
         return None
