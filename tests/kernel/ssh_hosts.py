@@ -31,7 +31,7 @@ AuthorizedKeysFile {authorized}
 AuthenticationMethods publickey
 PermitRootLogin prohibit-password
 StrictModes no
-UsePAM no
+UsePAM {pam}
 LogLevel VERBOSE
 {more}
 """
@@ -51,7 +51,7 @@ PLACE = os.environ["SSH_AUTH_SOCK"]
 OPTIONS = ["-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "BatchMode=yes",
            "-o", "LogLevel=ERROR"]
 def program(*words, **more):
-    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, **more)
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, **more)
     return [done.returncode, done.stdout, done.stderr]
 def ssh(port, *words, user="USER"):
     return program("/usr/bin/ssh", *OPTIONS, "-p", str(port), user + "@host.covenant", *(words or ["true"]))
@@ -96,7 +96,13 @@ class SshHost:
         self.repository = folder / "repository.git"
         with socket.create_server(("127.0.0.1", 0)) as one:
             self.port: int = one.getsockname()[1]
-        names = {"port": self.port, "host_key": folder / "host", "authorized": self.authorized, "more": more}
+        names = {
+            "port": self.port,
+            "host_key": folder / "host",
+            "authorized": self.authorized,
+            "more": more,
+            "pam": _pam(),
+        }
         (folder / "sshd_config").write_text(_CONFIG.format(**names))
         command = folder / "command"
         command.write_text(_COMMAND.format(repository=self.repository))
@@ -153,6 +159,12 @@ def direct(host: SshHost, key: Path) -> str:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _pam() -> str:
+    """Return whether PAM is used: without it sshd refuses a user whose password is locked."""
+    rows = (line.split(":") for line in Path("/etc/shadow").read_text().splitlines())
+    return "yes" if any(row[0] == user() and row[1].startswith("!") for row in rows) else "no"
 
 
 def user() -> str:
