@@ -101,6 +101,15 @@ def test_login_without_its_key_is_told(secret: bytes | None, code: str) -> None:
     assert both.denied == [(code, f"{wire.fingerprint(OWN_KEY)} at git.example.org")]
 
 
+def test_vault_that_answers_later_signs_too() -> None:
+    class Later(Vault):
+        def ask(self, name: str, then: Then) -> None:
+            asyncio.get_running_loop().call_soon(super().ask, name, then)
+
+    found, both = said(Later(deploy=pem(OWN)), extension(binding()), LIST, signing(login()))
+    assert ([one[:1] for one in found], both.denied) == ([protocol.SUCCESS, b"\x0c", b"\x0e"], [])
+
+
 def test_refused_binding_leaves_nothing_to_sign() -> None:
     vault = Vault(deploy=pem(OWN))
     spoiled = extension(binding(OTHER_HOST))
