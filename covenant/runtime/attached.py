@@ -17,7 +17,8 @@ from policy import errors
 from sandbox.run_io import RESIZE
 from sandbox.shim import escapes
 
-_CHUNK: Final = 64 * 1024
+# The filter needs up to 1 ms for each KiB of sequences, in which the daemon does nothing else.
+_CHUNK: Final = 8 * 1024
 # An agent that reads no input for so long gets no more of it.
 _INPUT_SECONDS: Final = 10.0
 
