@@ -130,12 +130,17 @@ export function SessionTerminal({ run }) {
     held.current?.dispose();
     fail(null);
     set(true);
-    const { Terminal } = await import("../vendor/xterm.js");
     const end = () => {
       set(false);
       back.current?.focus();
     };
-    held.current = await connect(place.current, run, { Terminal, say, fail, end, aloud });
+    try {
+      const { Terminal } = await import("../vendor/xterm.js");
+      held.current = await connect(place.current, run, { Terminal, say, fail, end, aloud });
+    } catch {
+      fail({ message: "the terminal's program cannot be loaded", hint: "reload the page" });
+      set(false);
+    }
   }
   return html`<p>
       <button type="button" class="main" ref=${back} onClick=${live ? () => held.current?.detach() : go}>${live ? "detach" : "attach"}</button>
