@@ -316,9 +316,10 @@ def _skills(table: source.SkillsSection, commands: Sequence[source.CommandItem])
     )
     called = ((one.uri, argument, _conditions(rule)) for one in commands for argument, rule in one.clauses())
     allow = (*table.allow, *(one.uri for one in commands))
+    asked = (*table.ask, *(one.uri for one in commands if one.ask))
     # Without a tool there are no calls to limit.
     limits = {name: getattr(table, name) for name in skill_grants.LIMITS} if allow else {}
-    return SkillSet.of(allow, table.side_effects, skill_rules.of((*rows, *called)), limits, table.ask)
+    return SkillSet.of(allow, table.side_effects, skill_rules.of((*rows, *called)), limits, asked)
 
 
 def _conditions(rule: Any) -> Iterator[skill_rules.ToolCondition]:

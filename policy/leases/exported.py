@@ -7,6 +7,7 @@ from typing import Any
 
 from policy.grants.sets.spans import Spans
 from policy.manifest import text
+from policy.manifest.tools import command
 
 
 def network(host: str, ports: Spans) -> tuple[str, ...]:
@@ -16,7 +17,10 @@ def network(host: str, ports: Spans) -> tuple[str, ...]:
 
 
 def tool(uri: str, side_effect: str) -> tuple[str, ...]:
-    """Return the grant of a tool without a question. ``ask`` has it no more."""
+    """Return the grant of a tool or a command without a question."""
+    if (found := command.bound(uri)) is not None:
+        name, agent = found
+        return "[[tools.command]]", f"name = {text.toml(name)}", f"agent = {text.toml(agent)}"
     classes = (f"side_effects = [{text.toml(side_effect)}]",) if side_effect else ()
     return "[permissions.skills]", f"allow = [{text.toml(uri)}]", *classes
 

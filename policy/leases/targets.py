@@ -7,6 +7,8 @@ from typing import Final
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _MARK: Final = " sha256:"
+# Characters of the arguments that an operator is shown. The views of all open requests of a run fit into one answer.
+SHOWN_CHARACTERS: Final = 1024
 
 
 def call(uri: str, digest: str) -> str:
@@ -24,3 +26,16 @@ def covering(kind: str, target: str) -> tuple[str, ...]:
     """The targets of the leases that cover a use of ``target``: itself and, for a call, its tool."""
     uri = tool(target) if kind == "tool" else None
     return (target,) if uri is None else (target, uri)
+
+
+def view(arguments: str, size: int, *, more: bool = False) -> str:
+    """The view of arguments, which are JSON in ASCII, for an operator: bounded, and it says so where it is cut.
+
+    ``more``: they were cut already. A character that a screen would escape is escaped as JSON here, before the cut, so
+    that the view does not grow again.
+    """
+    plain = arguments.replace("`", "\\u0060").replace("\x7f", "\\u007f")
+    if len(plain) <= SHOWN_CHARACTERS and not more:
+        return plain
+    end = f"... {size} bytes in all"
+    return plain[: SHOWN_CHARACTERS - len(end)] + end

@@ -95,7 +95,7 @@ def _network(m: Manifest) -> Iterator[Problem]:
             yield from _https_only(at, entry.ports, entry.protocol)
     yield from m.permissions.host_problems(m.sandbox.backend)
     yield from m.permissions.inject_problems([name for name, _ in m.process.env])
-    yield from m.permissions.ask_problems()
+    yield from m.permissions.ask_problems(any(one.ask for one in m.tools.command))
 
 
 def _https_only(at: str, ports: tuple[tuple[int, int], ...], protocol: str) -> Iterator[Problem]:

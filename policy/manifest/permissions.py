@@ -445,9 +445,12 @@ class Permissions(fields.Section):
                 message = f"more than {_HOST_PORTS} ports of `{HOST_NAME}` are granted"
                 yield f"{at}.ports", message, "name the ports that the agent needs"
 
-    def ask_problems(self) -> Iterator[tuple[str, str, str]]:
-        """Each place, message and fix: a name is asked about at the gates that know names, once."""
-        if "ask_seconds" in self.skills.model_fields_set and not self.skills.ask:
+    def ask_problems(self, commands: bool) -> Iterator[tuple[str, str, str]]:
+        """Each place, message and fix: a name is asked about at the gates that know names, once.
+
+        ``commands``: a command is asked about.
+        """
+        if "ask_seconds" in self.skills.model_fields_set and not (self.skills.ask or commands):
             yield (
                 "permissions.skills.ask_seconds",
                 "`ask_seconds` without a question",

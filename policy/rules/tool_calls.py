@@ -19,7 +19,7 @@ from policy.grants.skill_rules import Clause
 from policy.grants.skills import SkillSet
 from policy.manifest import text
 from policy.manifest.permissions import CALLS
-from policy.manifest.tools import skill_rules
+from policy.manifest.tools import command, skill_rules
 from policy.manifest.tools.document import FILE, Server, Tool, ToolManifest
 
 TABLE: Final = "[permissions.skills]"
@@ -89,7 +89,8 @@ def after(skills: SkillSet, uri: str, size: int) -> Refusal | None:
 
 def unapproved(uri: str) -> Refusal:
     """Return the refusal of a call that an operator is asked about, and that no lease covers."""
-    message = f"each call of {text.quote(uri)} needs an operator, and none granted this one"
+    bound = command.bound(uri)
+    message = f"each call of {text.quote(bound[0] if bound else uri)} needs an operator, and none granted this one"
     hint = "call it again when an operator is there: covenant approvals list shows what waits"
     return Refusal(Denial("tool", uri, denials.NOT_APPROVED), message, hint=hint)
 

@@ -369,6 +369,8 @@ def _command_note(denial: Denial, name: str, argument: str) -> str:
         return f"add [[tools.command]] with name = {text.toml(name)} and the agent that runs"
     if denial.code == denials.ARGUMENTS:
         return f"add [[tools.command.rule]] below {name} with argument = {text.toml(argument)}, equals"
+    if denial.code == denials.NOT_APPROVED:
+        return f"covenant approvals list shows what waits; without a question: take ask out of {name}"
     return "" if denial.code in CALLS else "call it again when others have ended"
 
 

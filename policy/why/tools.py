@@ -26,7 +26,7 @@ def _without_rules(skills: SkillSet) -> SkillSet:
 
 
 _ASKED: Final = "an operator is asked about each call, and grants it by a lease: covenant approvals list"
-_UNASKED: Final = "without a question, if that is meant: take it out of ask of [permissions.skills], and sign again"
+_UNASKED: Final = "without a question, if that is meant: take it out of ask, and sign again"
 
 
 def _added(refusal: tool_calls.Refusal | None) -> tuple[str, ...]:
@@ -99,6 +99,8 @@ class CallCommand(Struct, frozen=True):
             return LayerAnswer(False, refusal.message, f"{_RULES}/allow")
         agent = command_calls.agent_of(skills, self.name) or ""
         uri = command.uri(self.name, agent)
+        if uri in skills.asked:
+            return LayerAnswer(False, _ASKED, f"{_RULES}/asked/{uri}")
         rules = " and ".join(map(str, skills.clauses(uri)))
         return LayerAnswer(True, f"agent `{agent}` runs beside it, with {rules}", f"{_RULES}/allow/{uri}")
 
@@ -108,15 +110,19 @@ class CallCommand(Struct, frozen=True):
 
     def granted(self, grants: Grants | Effective) -> bool:
         """By the skills domain."""
-        return self._refusal(grants.skills) is None
+        return self._refusal(grants.skills) is None and not self._asked(grants.skills)
+
+    def _asked(self, skills: SkillSet) -> bool:
+        return command.uri(self.name, command_calls.agent_of(skills, self.name) or "") in skills.asked
 
     def mend(self, sight: Sight) -> tuple[str, ...]:
         """A table of the command, a rule, or a limit."""
         return _added(self._refusal(sight.found.grants.skills))
 
     def never(self, sight: Sight) -> str:
-        """A call that no line of agent.toml allows."""
-        return _hint(self._refusal(sight.found.grants.skills))
+        """A call that no line of agent.toml allows, or that a line holds for an operator."""
+        skills = sight.found.grants.skills
+        return _UNASKED if self._asked(skills) and self._refusal(skills) is None else _hint(self._refusal(skills))
 
 
 class MoreCalls(Struct, frozen=True):

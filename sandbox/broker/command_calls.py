@@ -31,6 +31,7 @@ from msgspec import Struct
 from policy import denials, errors
 from policy.denials import Bounds, Denial
 from policy.grants.skills import SkillSet
+from policy.leases import targets
 from policy.manifest import text
 from policy.manifest.tools import command
 from policy.rules import command_calls, tool_calls
@@ -38,6 +39,7 @@ from policy.rules.tool_calls import Refusal
 from policy.signing import strict_json
 from sandbox.broker.children import ChildManager, CommandStreams
 from sandbox.broker.server import Broker
+from sandbox.network.tools.questions import HoldTerms
 from sandbox.rate_limit import Tokens
 
 # Calls at one time; each is a sandbox.
@@ -97,6 +99,8 @@ class CommandDesk:
         self._rate, self._bounds = tool_calls.CallRate(terms.skills), Bounds()
         self._asked = Tokens(PER_SECOND, BURST, clock())
         self._calls: dict[int, _Call] = {}
+        self._hold: HoldTerms | None = None
+        self._held: set[int] = set()
         self._in, self._out = bytearray(), bytearray()
         self._line, self._gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._line.setblocking(False)
@@ -112,6 +116,10 @@ class CommandDesk:
         """Close the gate's end here: the gate has it."""
         self._gate.close()
 
+    def hold_by(self, hold: HoldTerms) -> None:
+        """Hold calls that an operator is asked about. Without it they are refused."""
+        self._hold = hold
+
     def _begin(self) -> None:
         """Take calls from now on: the agent is about to be given its intent."""
         self._watched = True
@@ -119,6 +127,7 @@ class CommandDesk:
 
     def close(self) -> None:
         """End with the run: write the rows of calls that are under way, and release what they hold."""
+        self._held.clear()
         for one in list(self._calls.values()):
             self._ended(one, {"error": {"code": "run_ended", "message": "the run has ended"}})
         self._summarise(self._bounds.wind_up())
@@ -154,10 +163,11 @@ class CommandDesk:
             return False
         number, name, argv, stdin = found
         if name is None:
+            self._held.discard(number)
             if (call := self._calls.get(number)) is not None:
                 self._end(call, "cancelled")
             return True
-        if number in self._calls:
+        if number in self._calls or number in self._held:
             return False
         self._take(number, name, argv, stdin)
         return True
@@ -181,6 +191,7 @@ class CommandDesk:
             if self._watched:
                 self._broker.forget(self._line.fileno())
             self._line.close()
+            self._held.clear()
             for one in self._calls.values():
                 self._end(one, "cancelled")
 
@@ -193,19 +204,52 @@ class CommandDesk:
             self._refuse(number, [], Refusal(Denial("tool", uri, "too_many_requests"), message, hint="call it again"))
             return
         refusal = command_calls.before(self._skills, name, argv, len(stdin)) or self._beyond(name, argv, stdin)
-        agent = command_calls.agent_of(self._skills, name)
-        if refusal is None and agent is not None:
-            refusal = self._rate.take(command.uri(name, agent), self._clock())
-        if refusal is not None or agent is None:
-            assert refusal is not None
+        if refusal is not None:
             self._refuse(number, argv, refusal)
             return
-        call = _Call(number, command.uri(name, agent), uuid.uuid4().hex, self._clock())
+        agent = command_calls.agent_of(self._skills, name)
+        assert agent is not None
+        uri = command.uri(name, agent)
+        if uri in self._skills.asked:
+            self._ask(number, uri, argv, stdin)
+        else:
+            self._make(number, uri, argv, stdin)
+
+    def _ask(self, number: int, uri: str, argv: list[str], stdin: bytes) -> None:
+        """Hold a call for an operator. The lease is for the command with these arguments and this stdin."""
+        hold, raw = self._hold, tool_calls.encoded({"argv": argv, "stdin": base64.b64encode(stdin).decode()})
+        if hold is None or len(self._held) >= AT_ONCE:
+            self._refuse(number, argv, tool_calls.unapproved(uri))
+            return
+        target = targets.call(uri, hashlib.sha256(raw).hexdigest())
+        self._held.add(number)
+
+        def then(granted: bool) -> None:
+            if number not in self._held:
+                return  # its client is gone, and it uses no lease
+            self._held.discard(number)
+            if not granted or hold.desk.seconds("tool", target) is None:
+                self._refuse(number, argv, tool_calls.unapproved(uri))
+                return
+            hold.desk.used("tool", target)
+            self._make(number, uri, argv, stdin)
+
+        most = targets.SHOWN_CHARACTERS
+        said = json.dumps({"argv": argv, "stdin": stdin[:most].decode("utf-8", "backslashreplace")})
+        arguments = targets.view(said, len(raw), more=len(stdin) > most)
+        hold.desk.ask("tool", target, hold.seconds, then, side_effect="shell", arguments=arguments)
+
+    def _make(self, number: int, uri: str, argv: list[str], stdin: bytes) -> None:
+        refusal = self._rate.take(uri, self._clock()) or self._crowded(uri)
+        if refusal is not None:
+            self._refuse(number, argv, refusal)
+            return
+        call = _Call(number, uri, uuid.uuid4().hex, self._clock())
         self._terms.log("tool_called", {**self._about(call.uri, argv), "call": call.id})
         self._terms.sync()
         self._calls[number] = call
         try:
-            self._start(call, agent, argv, stdin)
+            self._start(call, argv, stdin)
         except (OSError, errors.CovenantError) as e:
             code, message = (e.code, e.message) if isinstance(e, errors.CovenantError) else ("kernel_error", str(e))
             hint = e.hint if isinstance(e, errors.CovenantError) else ""
@@ -221,12 +265,18 @@ class CommandDesk:
         if len(stdin) > STDIN_BYTES:
             message = f"stdin has {len(stdin)} bytes, a command takes {STDIN_BYTES}"
             return Refusal(Denial("tool", uri, "argument_bytes"), message, hint="give less at once")
+        return self._crowded(uri)
+
+    def _crowded(self, uri: str) -> Refusal | None:
+        """The refusal of a call while as many run as may."""
         if len(self._calls) >= AT_ONCE:
             message = f"{AT_ONCE} commands run, and no more at one time"
             return Refusal(Denial("tool", uri, "too_many_requests"), message, hint="wait until one has ended")
         return None
 
-    def _start(self, call: _Call, agent: str, argv: list[str], stdin: bytes) -> None:
+    def _start(self, call: _Call, argv: list[str], stdin: bytes) -> None:
+        bound = command.bound(call.uri)
+        assert bound is not None
         with contextlib.ExitStack() as theirs:
             ends = [os.pipe2(os.O_CLOEXEC) for _ in range(3)]
             (stdin_read, stdin_write), (out_read, out_write), (err_read, err_write) = ends
@@ -246,7 +296,7 @@ class CommandDesk:
                 self._broker.watch(fd, functools.partial(self._on_output, call, name))
             streams = CommandStreams(tuple(argv), stdin_read, out_write, err_write)
             call.run_id = self._children.run_command(
-                agent, streams, timeout_ms=self._skills.call_ms, done=functools.partial(self._said, call)
+                bound[1], streams, timeout_ms=self._skills.call_ms, done=functools.partial(self._said, call)
             )
 
     def _on_output(self, call: _Call, name: str) -> None:

@@ -146,10 +146,12 @@ def hold_tools(
 ) -> service_gate.Terms | None:
     """Return the terms of a service gate whose tools are held for the operators of a run, where its policy asks."""
     skills = decision.effective.skills
-    if terms is None or terms.tools is None or run is None or not skills.asked:
+    if terms is None or run is None or not skills.asked:
         return terms
     hold = HoldTerms(run.desk, frozenset(skills.asked), decision.manifest.permissions.skills.ask_seconds)
-    return structs.replace(terms, tools=structs.replace(terms.tools, hold=hold))
+    if terms.commands is not None:
+        terms.commands.hold_by(hold)
+    return terms if terms.tools is None else structs.replace(terms, tools=structs.replace(terms.tools, hold=hold))
 
 
 def rounds(run: RunOfOperators | None) -> tuple[PeriodicCheck, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -18,8 +19,10 @@ from covenant.cli import main
 from policy import errors
 from policy.leases import targets
 from policy.manifest import parse
+from policy.manifest.tools import command
 from policy.rules import tool_calls
 from policy.signing import keyfile
+from tests.kernel import families
 from tests.kernel.conftest import leftovers
 from tests.kernel.test_approvals import Answer, Operator
 from tests.kernel.test_tool_servers import SCHEMA, package, server
@@ -139,6 +142,62 @@ def test_operator_answers_calls_of_a_tool(world: World, tmp_path: Path, monkeypa
     assert "by tester" in exported
     without = parse.parse(MANIFEST + exported.encode()).permissions.skills
     assert (without.allow, without.side_effects, without.ask) == ((TOOL,), ("network",), ())
+
+
+COMMAND = """\
+[spawn]
+allowed = true
+max_depth = 1
+max_descendants = 1
+[permissions.skills]
+side_effects = ["shell"]
+[permissions.executables]
+allow = ["/usr/bin/env"]
+[[tools.command]]
+name = "say"
+agent = "sayer"
+ask = true
+[[tools.command.rule]]
+argument = "1"
+matches = "[a-z]+"
+"""
+CALLS = """
+import subprocess
+def say(word):
+    done = subprocess.run(["say", word], input=b"given", capture_output=True)
+    return [done.returncode, done.stdout.decode(), b"needs an operator" in done.stderr]
+answer = [say("yes"), say("no"), say("NEVER")]
+"""
+
+
+def test_operator_answers_calls_of_a_command(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COVENANT_HOME", str(world.home))
+    monkeypatch.delenv("COVENANT_STATE", raising=False)
+    world.configure(ask_operators=True)
+    code = "import sys\nprint(sys.argv[1], sys.stdin.read())\n"
+    stdio = '[process]\ncontract = "stdio"\n'
+    world.sign(world.package({"main.py": code}, name="sayer", id="sayer", more=stdio, **families.SMALL))
+    before = len(world.rows())
+
+    def target_of(word: str) -> str:
+        raw = tool_calls.encoded({"argv": [word], "stdin": base64.b64encode(b"given").decode()})
+        return targets.call(command.uri("say", "sayer"), hashlib.sha256(raw).hexdigest())
+
+    def granted(operator: Operator, held: Any) -> None:
+        assert '{"argv": ["yes"], "stdin": "given"}' in covenant("approvals", "list")
+        covenant("approvals", "grant", held["id"], "--once", "--key", "ann")
+
+    answers: dict[str, list[Answer]] = {
+        target_of("yes"): [granted],
+        target_of("no"): [lambda operator, held: covenant("approvals", "deny", held["id"])],
+    }
+    with Operator(world, answers) as operator:
+        found = families.answered(world, families.member(world, "top", CALLS, more=COMMAND, **families.BIG))
+    assert not operator.failed, operator.failed
+    assert found[0] == [0, "yes given\n", False]
+    assert (found[1][1:], found[2][1:]) == (["", True], ["", False])
+    kinds = [row["kind"]["type"] for row in world.rows()[before:]]
+    assert [kinds.count(kind) for kind in ("approval_asked", "tool_called", "tool_refused")] == [2, 1, 2]
 
 
 def test_unattended_tool_is_denied_at_once(world: World, tmp_path: Path) -> None:

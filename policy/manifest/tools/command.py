@@ -107,6 +107,9 @@ class CommandTool(fields.Section):
         AfterValidator(ruled),
         says("values that its arguments may have; without a rule it is called without arguments"),
     ] = ()
+    ask: Annotated[
+        bool, says("whether each call is held for an operator, at most `ask_seconds` of `[permissions.skills]`")
+    ] = False
 
     @property
     def uri(self) -> str:

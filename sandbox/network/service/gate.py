@@ -27,6 +27,7 @@ from sandbox.network.service.ledger import ModelLedger, Told
 from sandbox.network.service.providers import SYSTEM_CA, PageHost, Provider
 from sandbox.network.tools import gate as tool_gate
 from sandbox.network.tools.ledger import ToolLedger, ToolTerms
+from sandbox.network.tools.questions import HoldTerms
 
 LAYER: Final = "model"
 CODES: Final = frozenset({
@@ -56,6 +57,9 @@ class CommandLineEnd(Protocol):
 
     def started(self) -> None:
         """Close the gate's end here: the gate has it."""
+
+    def hold_by(self, hold: HoldTerms) -> None:
+        """Hold calls that an operator is asked about."""
 
 
 class Terms(Struct, frozen=True):

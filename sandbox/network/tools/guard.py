@@ -16,12 +16,12 @@ from msgspec import Struct
 from policy import errors
 from policy.denials import Bounds, Denial, Row
 from policy.grants.skills import SkillSet
+from policy.leases import targets
 from policy.manifest import text
 from policy.manifest.tools import argument_schema
 from policy.manifest.tools.document import Server, Tool, ToolManifest
 from policy.rules import tool_calls
 from policy.rules.tool_calls import Refusal
-from sandbox.network.tools import wire
 
 # What a server's result may hold. Other keys, such as a request for input, are dropped: a server asks for nothing.
 RESULT_KEYS: Final = ("content", "structuredContent", "isError")
@@ -90,15 +90,11 @@ class ToolGuard:
         """
         _, tool = self._consider(uri, arguments)
         raw = tool_calls.encoded(arguments)
-        shown = raw.decode("ascii")
-        if len(shown) > wire.SHOWN_CHARACTERS:
-            end = f"... {len(raw)} bytes in all"
-            shown = shown[: wire.SHOWN_CHARACTERS - len(end)] + end
         return {
             "uri": uri,
             "side_effect_class": tool.side_effect_class,
             "arguments_hash_hex": hashlib.sha256(raw).hexdigest(),
-            "arguments": shown,
+            "arguments": targets.view(raw.decode("ascii"), len(raw)),
         }
 
     def unapproved(self, uri: str, arguments: Mapping[str, Any]) -> errors.ToolDeniedError:

@@ -21,6 +21,7 @@ from msgspec import Struct
 from policy.grants.skills import SIDE_EFFECTS
 from policy.leases import targets
 from policy.manifest import text
+from policy.manifest.tools import command
 from policy.signing import strict_json
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.gate.rows import GateRows, RowTerms
@@ -77,6 +78,9 @@ class ToolQuestions(GateRows):
             return False
         if not 0 <= number <= wire.LAST_NUMBER or number in self._open or len(self._open) >= wire.HELD_CALLS:
             return False
+        # INVARIANT: no gate asks for a command, whose arguments it never sees: a view of others would be granted.
+        if command.bound(found["uri"]) is not None:
+            return False
         if found["uri"] not in self._held.asked or found["side_effect_class"] not in SIDE_EFFECTS:
             return False
         if not _DIGEST.fullmatch(found["arguments_hash_hex"]):
@@ -96,7 +100,8 @@ class ToolQuestions(GateRows):
             self._held.seconds,
             then,
             side_effect=found["side_effect_class"],
-            arguments=text.visible(found["arguments"], wire.SHOWN_CHARACTERS),
+            # The end again: escapes of a gate that is not honest could make it long.
+            arguments=text.visible(found["arguments"], targets.SHOWN_CHARACTERS)[: targets.SHOWN_CHARACTERS],
         )
 
     def _answer(self, number: int, target: str, *, granted: bool) -> None:

@@ -38,7 +38,6 @@ AWAITED: Final = "tool_called"
 # Number of the request, and whether its call may be made.
 VERDICT: Final = struct.Struct("!I?")
 LAST_NUMBER: Final = (1 << 32) - 1
-# Calls of one run that are held at one time, the characters of arguments that an operator is shown, and a question.
+# Calls of one run that are held at one time, and the bytes of a question.
 HELD_CALLS: Final = 64
-SHOWN_CHARACTERS: Final = 1024
 QUESTION_BYTES: Final = 8192

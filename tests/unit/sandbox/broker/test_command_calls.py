@@ -6,17 +6,22 @@ import base64
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
 
 from policy.grants import skill_rules
 from policy.grants.skills import SkillSet
+from policy.leases import targets
+from policy.leases.book import LeaseBook, RunOfLeases
 from policy.manifest.tools import command
+from policy.signing.lease import LeaseStatement, SignedLease
 from sandbox.broker.children import ChildManager, CommandStreams, Say
 from sandbox.broker.command_calls import CommandDesk, CommandTerms
 from sandbox.broker.server import Broker
+from sandbox.network.gate.lease_desk import LeaseDesk
+from sandbox.network.tools.questions import HoldTerms
 
 URI = command.uri("gh", "gh-tool")
 RULES = skill_rules.of([(URI, "line", skill_rules.alternatives(matches="issue.*"))])
@@ -49,10 +54,10 @@ class Children:
 class Gate:
     """The gate's end of a desk's line."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: Broker, asked: Sequence[str] = ()) -> None:
         self.children, self.rows = Children(), list[tuple[str, Mapping[str, Any]]]()
         terms = CommandTerms(
-            SkillSet.of([URI], ["shell"], RULES, LIMITS),
+            SkillSet.of([URI], ["shell"], RULES, LIMITS, asked),
             "top",
             lambda kind, fields: self.rows.append((kind, fields)),
             lambda: None,
@@ -141,3 +146,70 @@ def test_line_of_no_gate_ends_the_line(gate: Gate, line: bytes) -> None:
     gate.serve()
     assert gate.line.recv(99) == b""
     assert not gate.children.started
+
+
+class AskedGate(Gate):
+    """A gate whose command is asked about."""
+
+    def __init__(self, broker: Broker, *, held: bool = True) -> None:
+        super().__init__(broker, [URI])
+        book = LeaseBook(RunOfLeases("0b5c", "top", "1" * 64), lambda kind, target: targets.tool(target) == URI)
+        tell = lambda kind, fields: self.rows.append((kind, fields))  # noqa: E731 - one line
+        self.leases = LeaseDesk(book, attended=True, tell=tell, clock=lambda: 1.0)
+        if held:
+            self.desk.hold_by(HoldTerms(self.leases, frozenset([URI]), 60))
+
+    def grant(self, duration: Any = "once") -> None:
+        held = self.leases.book.open[0]
+        statement = LeaseStatement(
+            agent_id="top", run_id="0b5c", policy_digest="1" * 64, request_id=held.id, kind="tool",
+            target=held.target, duration=duration, nonce=held.id * 2, not_before=0, expires_at=9_000,
+        )  # fmt: skip
+        self.leases.grant(SignedLease(statement, ("op1",), "f" * 64))
+
+
+def test_held_call_runs_once_it_is_granted() -> None:
+    with Broker() as broker:
+        gate = AskedGate(broker)
+        gate.call(1, "issue", "a", stdin=b"x")
+        (held,) = gate.leases.book.open
+        assert (held.side_effect, held.arguments) == ("shell", '{"argv": ["issue", "a"], "stdin": "x"}')
+        assert gate.children.started == []
+        gate.grant()
+        assert [(agent, streams.argv) for agent, streams, _ in gate.children.started] == [("gh-tool", ("issue", "a"))]
+        gate.children.exit({"ok": {"status": 0}})
+        assert "ok" in gate.heard()
+        # The same arguments with another stdin are another call; and one that is denied runs nothing.
+        gate.call(2, "issue", "a", stdin=b"y")
+        gate.leases.deny(gate.leases.book.open[0].id, "ann")
+        assert gate.heard()["error"]["code"] == "not_approved"
+        assert len(gate.children.started) == 1
+        kinds = [kind for kind, _ in gate.rows if kind.startswith("tool")]
+        assert kinds == ["tool_called", "tool_answered", "tool_refused"]
+        # A client that is gone uses no lease.
+        gate.call(3, "issue", "b")
+        gate.send(id=3, cancel=True)
+        gate.grant()
+        assert len(gate.children.started) == 1
+        gate.call(4, "issue", "b")
+        assert len(gate.children.started) == 2
+        gate.children.exit({"ok": {"status": 0}})
+        gate.line.close()
+
+
+def test_refused_command_is_not_asked_about() -> None:
+    with Broker() as broker:
+        gate = AskedGate(broker)
+        gate.call(1, "delete")
+        assert gate.heard()["error"]["code"] == "arguments"
+        assert gate.leases.book.open == ()
+        gate.line.close()
+
+
+def test_asked_command_without_a_desk_is_refused() -> None:
+    with Broker() as broker:
+        gate = AskedGate(broker, held=False)
+        gate.call(1, "issue")
+        assert gate.heard()["error"]["code"] == "not_approved"
+        assert gate.children.started == []
+        gate.line.close()

@@ -22,7 +22,7 @@ from sandbox.network.tools.questions import HoldTerms
 from tests import tool_call_kit as kit
 
 RUN = RunOfLeases("0b5c", "hello", "1" * 64)
-URI = kit.uri("open")
+URI, COMMAND = kit.uri("open"), "matrix://tool/command/gh@1:gh-tool"
 MANIFEST = kit.MANIFEST.replace("side_effects", f"ask = [{json.dumps(URI)}]\nside_effects", 1)
 
 
@@ -34,7 +34,7 @@ class Held:
         self.now = 1.0
         book = LeaseBook(RUN, lambda kind, target: targets.tool(target) == URI)
         self.desk = LeaseDesk(book, attended=attended, tell=self.tell, clock=lambda: self.now)
-        hold = HoldTerms(self.desk, frozenset({URI}), 5)
+        hold = HoldTerms(self.desk, frozenset({URI, COMMAND}), 5)
         self.ledger = ToolLedger(ToolTerms({}, "", "hello", self.tell, lambda alias: None, hold=hold))
         ends = {name: os.dup(fd) for name, fd in self.ledger.gate_ends.items()}
         self.lines = {name: socket.socket(fileno=fd) for name, fd in ends.items()}
@@ -204,14 +204,15 @@ def test_unattended_call_is_refused_at_once() -> None:
 
 def test_view_of_arguments_is_bounded_and_escaped(run: Held) -> None:
     guard = kit.Guarded(MANIFEST.replace("argument_bytes = 400", "argument_bytes = 4000")).guard
-    question = guard.question(URI, {"path": "\x1b[2J\u202e" + "x" * 3000})
-    assert question["arguments"].startswith('{"path":"\\u001b[2J\\u202e')
+    question = guard.question(URI, {"path": "\x1b[2J\u202e`" + "`" * 3000})
+    assert question["arguments"].startswith('{"path":"\\u001b[2J\\u202e\\u0060')
     assert question["arguments"].endswith("bytes in all")
-    assert len(question["arguments"]) == wire.SHOWN_CHARACTERS
+    assert len(question["arguments"]) == targets.SHOWN_CHARACTERS
     assert run.ask({"number": 1, **question, "arguments": "\x1b\u202e\x7f`" * 400})
     (held,) = run.desk.book.open
     assert held.arguments.isprintable()
     assert "`" not in held.arguments
+    assert len(held.arguments) <= targets.SHOWN_CHARACTERS
 
 
 QUESTION = {
@@ -224,6 +225,7 @@ QUESTION = {
     [
         b"no JSON",
         {**QUESTION, "uri": kit.uri("ruled")},
+        {**QUESTION, "uri": COMMAND},
         {**QUESTION, "side_effect_class": "all"},
         {**QUESTION, "arguments_hash_hex": "0" * 63},
         {**QUESTION, "arguments": 1},
