@@ -161,6 +161,31 @@ class ProxySettings(pydantic.BaseModel):
         return host, int(port)
 
 
+_COLLECTOR = r"^(https://[A-Za-z0-9._-]{1,253}|https?://(localhost|127\.0\.0\.1|\[::1\]))(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]{0,200})?$|^$"
+
+
+class ExportSettings(pydantic.BaseModel):
+    """The targets of ``covenant export``. ``otlp`` is the address of a collector, ``headers`` a private file of header
+    lines for it, ``ca`` the authorities that are trusted for it. ``ocsf`` and ``proofs`` are files."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    # What is not encrypted stays on this machine.
+    otlp: Annotated[str, pydantic.Field(pattern=_COLLECTOR)] = ""
+    headers: Path | None = None
+    ca: Path | None = None
+    ocsf: Path | None = None
+    proofs: Path | None = None
+
+    @pydantic.field_validator("headers", "ca", "ocsf", "proofs", mode="before")
+    @classmethod
+    def _absolute(cls, value: object) -> object:
+        path = Path(value) if isinstance(value, str) else value
+        if path is not None and (not isinstance(path, Path) or not path.is_absolute() or ".." in path.parts):
+            raise ValueError("must be an absolute path without `..`")
+        return path
+
+
 class Config(pydantic.BaseModel):
     """Hold the operator's settings for one host. Times are in seconds.
 
@@ -202,6 +227,8 @@ class Config(pydantic.BaseModel):
 
     ``proxy`` is a table: the proxy by which the gates connect.
 
+    ``export`` is a table: where `covenant export` sends the rows of the audit logs.
+
     ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 
     ``state`` is not a key of the file: it is the directory in which the file was searched.
@@ -242,6 +269,7 @@ class Config(pydantic.BaseModel):
     vault: VaultSettings = VaultSettings()
     tls: TlsSettings = TlsSettings()
     proxy: ProxySettings = ProxySettings()
+    export: ExportSettings = ExportSettings()
     agents: tuple[Path, ...] = ()
     kept_workspaces: int = pydantic.Field(default=64, ge=1, le=65_536)
     kept_workspaces_mb: int = pydantic.Field(default=65_536, ge=8, le=2**30)

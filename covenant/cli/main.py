@@ -80,6 +80,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "budget": ("covenant.cli.daemon.settlement", "budget", "See what agents' budgets were charged."),
     "verify": ("covenant.cli.daemon.basics", "verify", "Hold the daemon's stores against each other."),
     "audit": ("covenant.cli.audit.commands", "audit", "Read, verify, cut and prove the audit log."),
+    "export": ("covenant.cli.audit.export", "export", "Send the rows of the audit logs to other systems."),
     "version": ("covenant.cli.daemon.basics", "version", "Show the version, and the daemon's protocol."),
     "completion": ("covenant.cli.daemon.basics", "completion", "Print what completes these words in your shell."),
     "help": ("covenant.cli.help", "help_code", "Explain an error code."),
@@ -94,7 +95,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("approvals", "workspace", "volume", "tui", "console", "bench"),
     ),
     "Operator: keys, secrets, the machine": (
-        *("keys", "trust", "state", "vault", "models", "doctor", "setup", "metrics", "audit"),
+        *("keys", "trust", "state", "vault", "models", "doctor", "setup", "metrics", "audit", "export"),
     ),
     "Daemon: intents, memory, peers": (
         *("daemon", "ping", "bootstrap", "intent", "intents", "agents", "memory", "ignore", "capabilities", "peers"),

@@ -51,10 +51,10 @@ def read_logs() -> list[LogBytes]:
     Raises:
         errors.LedgerError: there is none, or one cannot be read.
     """
-    places = _places()
-    logs = [log for name, path in places if (log := _read(name, path)) is not None]
+    there = places()
+    logs = [log for name, path in there if (log := _read(name, path)) is not None]
     if not logs:
-        looked = " or ".join(f"`{path}`" for _, path in places)
+        looked = " or ".join(f"`{path}`" for _, path in there)
         raise errors.LedgerError(
             f"no log: there is no audit log at {looked}",
             hint="set COVENANT_HOME or COVENANT_STATE; a run makes the log",
@@ -62,7 +62,7 @@ def read_logs() -> list[LogBytes]:
     return logs
 
 
-def _places() -> list[tuple[str, Path]]:
+def places() -> list[tuple[str, Path]]:
     """Return the possible places of logs. Creates no directory."""
     home = os.environ.get("COVENANT_HOME")
     if not home and os.environ.get("SUDO_UID"):

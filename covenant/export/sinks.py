@@ -1,0 +1,126 @@
+"""Where rows go, and how a pump of one log feeds one sink."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from covenant.export.cursor import Cursor, Cursors
+from policy.audit_log import exported
+from sandbox.audit import log_follow
+from sandbox.audit.follow_process import Readers
+
+POLL_SECONDS: Final = 0.05
+FIRST_WAIT_SECONDS: Final = 0.1
+MOST_WAIT_SECONDS: Final = 30.0
+# Looks without an answer, while a writer is between its files, after which `once` ends.
+_QUIET_LOOKS: Final = 20
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class About:
+    """What every record says of this machine, and where remarks of the export go."""
+
+    host: str
+    version: str
+    tell: Tell
+
+
+class Sink(Protocol):
+    """One destination of one log."""
+
+    name: str
+
+    def resume(self, cursor: Cursor) -> None:
+        """Go on where the cursor is."""
+
+    async def deliver(self, rows: Sequence[exported.Row], log: exported.Log) -> None:
+        """Hand over rows. It returns once the destination has acknowledged them, however long that takes."""
+
+    def mark(self, cursor: Cursor) -> Cursor:
+        """Return the cursor with what this sink has to remember."""
+
+
+@dataclass
+class Pump:
+    """Carry the rows of one log to one sink: read, deliver, then move the cursor."""
+
+    log: str
+    sink: Sink
+    readers: Readers
+    cursors: Cursors
+    tell: Tell
+    once: bool = False
+    _quiet: int = field(default=0, init=False)
+
+    async def run(self) -> None:
+        """Carry rows until cancelled; with ``once`` until all that are there are delivered."""
+        cursor = self.cursors.load(self.log, self.sink.name)
+        self.sink.resume(cursor)
+        while True:
+            chunk = await asyncio.to_thread(self.readers.read, self.log, cursor.position, log_follow.CHUNK_BYTES)
+            if chunk is None or not (chunk.lines or chunk.lost):
+                self._quiet += 1
+                if self.once and (chunk is not None or self._quiet > _QUIET_LOOKS):
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            self._quiet = 0
+            self.cursors.check(self.log, self.sink.name, cursor, chunk.origin)
+            log = exported.Log(self.log, chunk.origin, chunk.tree_size)
+            await self.sink.deliver(rows_of(chunk, log), log)
+            cursor = self.sink.mark(Cursor(chunk.origin, chunk.end))
+            # INVARIANT: only after the acknowledgement. A kill before it repeats rows, and loses none.
+            await save(self.cursors, self.log, self.sink.name, cursor, self.tell)
+
+
+async def save(cursors: Cursors, log: str, sink: str, cursor: Cursor, tell: Tell) -> None:
+    """Save a cursor. A full disk is waited for: to go on without it would repeat ever more rows after a kill."""
+    backoff = Backoff()
+    while True:
+        try:
+            cursors.save(log, sink, cursor)
+            return
+        except OSError as e:
+            if backoff.since is None:
+                tell(f"the cursor of the {log} log cannot be written: {e.strerror}; rows wait in the log")
+            await asyncio.sleep(backoff.failed())
+
+
+def rows_of(chunk: log_follow.Chunk, log: exported.Log) -> list[exported.Row]:
+    """Return the rows of a chunk, with a record in front that stands for rows which were cut unseen."""
+    start = chunk.start
+    lines = chunk.lines.split(b"\n")[:-1]
+    found = list(exported.rows(lines, log, index=start.index, chain_hash_hex=start.chain_hash_hex))
+    if not chunk.lost:
+        return found
+    now_ms = time.time_ns() // 1_000_000
+    return [exported.gap(log, start.cut - chunk.lost, start.cut, now_ms), *found]
+
+
+class Backoff:
+    """Wait longer after each failure in a row, with jitter, so that many exporters do not come at once."""
+
+    def __init__(self) -> None:
+        self._seconds = FIRST_WAIT_SECONDS
+        self.since: float | None = None
+
+    def failed(self, at_least: float = 0.0) -> float:
+        """Return the seconds to wait; ``at_least`` is what the destination asked for."""
+        if self.since is None:
+            self.since = time.monotonic()
+        wait = self._seconds * (0.5 + secrets.randbelow(1000) / 2000)
+        self._seconds = min(MOST_WAIT_SECONDS, self._seconds * 2)
+        return max(wait, at_least)
+
+    def succeeded(self) -> float | None:
+        """Forget the failures. Return the seconds that they lasted; None where there was none."""
+        lasted = None if self.since is None else time.monotonic() - self.since
+        self._seconds, self.since = FIRST_WAIT_SECONDS, None
+        return lasted
