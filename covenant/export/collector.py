@@ -88,7 +88,7 @@ class Collector:
             ) as answer:
                 raw = await answer.content.read(_MOST_ANSWER)
                 self._partly(signal, answer.status, raw)
-                return answer.status, _pause(answer.headers.get("Retry-After", "")), f"it answered {answer.status}"
+                return answer.status, pause_of(answer.headers.get("Retry-After", "")), f"it answered {answer.status}"
         except (aiohttp.ClientError, TimeoutError, OSError) as e:
             return 0, 0.0, str(e) or type(e).__name__
 
@@ -147,7 +147,7 @@ class OtlpSink:
         return otlp.resource(log, host=self._about.host, version=self._about.version)
 
 
-def _pause(text: str) -> float:
+def pause_of(text: str) -> float:
     """The seconds of a Retry-After header: a number or a date (RFC 9110, section 10.2.3)."""
     if text.isascii() and text.isdigit():
         return min(float(text[:9]), _MOST_PAUSE_SECONDS)

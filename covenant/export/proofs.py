@@ -93,10 +93,11 @@ class ProofPump:
         at, origin = cursor.position, cursor.origin
         while at is None or at.index < size:
             chunk = await asyncio.to_thread(self.readers.read, self.log, at, log_follow.CHUNK_BYTES)
+            if chunk is not None:
+                self.cursors.check(self.log, NAME, Cursor(origin), chunk.origin)
             if chunk is None or not (chunk.lines or chunk.lost):
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            self.cursors.check(self.log, NAME, Cursor(origin), chunk.origin)
             origin = chunk.origin
             if not chunk.subtrees and chunk.end.index > size:
                 kept = b"".join(chunk.lines.splitlines(keepends=True)[: size - chunk.start.index])

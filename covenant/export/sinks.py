@@ -65,14 +65,15 @@ class Pump:
         self.sink.resume(cursor)
         while True:
             chunk = await asyncio.to_thread(self.readers.read, self.log, cursor.position, log_follow.CHUNK_BYTES)
+            if chunk is not None:
+                self.cursors.check(self.log, self.sink.name, cursor, chunk.origin)
             if chunk is None or not (chunk.lines or chunk.lost):
-                self._quiet += 1
-                if self.once and (chunk is not None or self._quiet > _QUIET_LOOKS):
+                self._quiet = self._quiet + 1 if chunk is None else 0
+                if self.once and (self._quiet > _QUIET_LOOKS if chunk is None else chunk.whole):
                     return
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             self._quiet = 0
-            self.cursors.check(self.log, self.sink.name, cursor, chunk.origin)
             log = exported.Log(self.log, chunk.origin, chunk.tree_size)
             await self.sink.deliver(rows_of(chunk, log), log)
             cursor = self.sink.mark(Cursor(chunk.origin, chunk.end))

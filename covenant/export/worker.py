@@ -36,7 +36,7 @@ def run(targets: Targets, logs: Sequence[str], readers: Readers, cursors: Cursor
     Raises:
         errors.CovenantError: a log or a sink cannot be used any more.
     """
-    asyncio.run(_until_stopped(_all(targets, logs, readers, cursors, about, once)))
+    asyncio.run(_until_stopped(export(targets, logs, readers, cursors, about, once)))
 
 
 async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
@@ -48,9 +48,14 @@ async def _until_stopped(work: Coroutine[Any, Any, None]) -> None:
         await task
 
 
-async def _all(
+async def export(
     targets: Targets, logs: Sequence[str], readers: Readers, cursors: Cursors, about: About, once: bool
 ) -> None:
+    """Feed every sink from every log; with ``once`` until all rows that are there are delivered.
+
+    Raises:
+        errors.CovenantError: a log or a sink cannot be used any more.
+    """
     async with contextlib.AsyncExitStack() as stack:
         fed, sums = list[tuple[str, Sink]](), list[OtlpSink]()
         if targets.otlp:

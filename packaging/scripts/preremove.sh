@@ -2,7 +2,7 @@
 # Before files go. dpkg: `remove`, `upgrade NEW-VERSION` or `deconfigure`; rpm: 0 at the removal, 1 at an upgrade, by
 # then the new files are laid.
 set -e
-units="covenantd.socket covenantd.service covenant-supervisor.socket covenant-supervisor.service"
+units="covenant-export.service covenantd.socket covenantd.service covenant-supervisor.socket covenant-supervisor.service"
 if [ -d /run/systemd/system ]; then
     if [ "$1" != remove ] && [ "$1" != 0 ]; then
         for unit in $units; do

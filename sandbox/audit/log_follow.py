@@ -117,7 +117,7 @@ class Follower:
         whole = end.offset >= head.events_bytes
         if whole and (end.offset, end.chain_hash_hex) != (head.events_bytes, head.chain_hash_hex):
             self._mismatched()
-            return None
+            return Chunk(origin, tree_size, at, at, b"", False)
         self._mismatches = 0
         return Chunk(origin, tree_size, at, end, lines, whole)
 

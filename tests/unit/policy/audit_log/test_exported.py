@@ -205,9 +205,7 @@ def test_sums_are_cumulative_and_bounded() -> None:
         sums.take(row("model_asked", input_tokens=40, provider="p"))
     for n in range(otlp.MOST_SERIES + 5):
         sums.take(row("denied", layer=f"layer{n}", count=1))
-    request = _request(
-        sums.request(otlp.resource(LOG, host="h", version="1"), 9, "1"), ExportMetricsServiceRequest()
-    )
+    request = _request(sums.request(otlp.resource(LOG, host="h", version="1"), 9, "1"), ExportMetricsServiceRequest())
     found = {one.name: one.sum for one in request.resource_metrics[0].scope_metrics[0].metrics}
     (point,) = found["covenant.model.input_tokens"].data_points
     assert (point.as_int, point.start_time_unix_nano, point.time_unix_nano) == (80, 5, 9)

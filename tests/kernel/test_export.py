@@ -1,0 +1,160 @@
+"""``covenant export`` against a collector that fails, and as a service of root whose worker has no rights."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import sys
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from covenant.export import collector, sinks
+from sandbox.audit import follow_process
+from tests.export_kit import Export, FakeCollector, expected, filled
+from tests.unit.sandbox.audit.test_log import state
+
+__all__ = ["state"]
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(sinks, "POLL_SECONDS", 0.002)
+
+
+@pytest.fixture
+def export(state: Path, tmp_path: Path) -> Export:
+    return Export(state, tmp_path / "export")
+
+
+def _outage(
+    export: Export, answers: list[web.Response], *, refused: str = "", headers: dict[str, str] | None = None
+) -> FakeCollector:
+    async def play() -> FakeCollector:
+        made = FakeCollector()
+        made.answers, made.refused = answers, refused
+        runner, port = await made.serve()
+        try:
+            await export.once(otlp=f"http://127.0.0.1:{port}", headers=headers)
+        finally:
+            await runner.cleanup()
+        return made
+
+    return asyncio.run(play())
+
+
+def test_collector_that_refuses_gets_every_row(state: Path, export: Export) -> None:
+    filled(state, range(5))
+    answers = [web.Response(status=status, headers={"Retry-After": "0"}) for status in (503, 429, 500, 307, 404)]
+    made = _outage(export, answers, headers={"x-key": "k"})
+    assert made.rows == expected(range(5))
+    assert made.headers["x-key"] == "k"
+    assert export.told[0].startswith("the collector takes no logs: it answered 503")
+    assert "takes logs again" in export.told[-1]
+    assert len(export.told) == 2
+    # A second export has nothing to send but its sums.
+    filled(state, range(5, 7))
+    assert _outage(export, []).rows == expected(range(5, 7))
+
+
+def test_collector_that_is_away_gets_every_row(state: Path, export: Export) -> None:
+    filled(state, range(5))
+
+    async def play() -> FakeCollector:
+        made = FakeCollector()
+        runner, port = await made.serve()
+        await runner.cleanup()
+        sending = asyncio.ensure_future(export.once(otlp=f"http://127.0.0.1:{port}"))
+        await export.heard.wait()
+        runner, _ = await made.serve(port)
+        await sending
+        await runner.cleanup()
+        return made
+
+    assert asyncio.run(play()).rows == expected(range(5))
+
+
+def test_record_that_is_refused_by_itself_is_told(state: Path, export: Export) -> None:
+    filled(state, range(9))
+    made = _outage(export, [web.Response(status=413)], refused='"row 6"')
+    assert made.rows == [row for row in expected(range(9)) if row != "row 6"]
+    assert [text for text in export.told if "refused one of the logs (400)" in text] == export.told
+
+
+def test_partial_success_is_told_and_not_repeated(state: Path, export: Export) -> None:
+    filled(state, range(3))
+    partly = {"partialSuccess": {"rejectedLogRecords": "2", "errorMessage": "too old"}}
+    made = _outage(export, [web.json_response(partly)])
+    assert made.rows == expected(range(3))
+    assert export.told == ["the collector refused 2 of the logs, which are left out: too old"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("", 0.0), ("7", 7.0), ("99999999999", 300.0), ("soon", 0.0), ("-5", 0.0)]
+)
+def test_pause_of_a_collector_is_bounded(text: str, seconds: float) -> None:
+    assert collector.pause_of(text) == seconds
+
+
+def test_worker_of_root_has_no_rights_and_outlives_kills(state: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The process as a service has it: killed with -9 between rows, its collector away meanwhile."""
+    place = tmp_path_factory.mktemp("cursors") / "export"
+    filled(state, range(3))
+
+    async def started(port: int) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "covenant", "export", "--otlp", f"http://127.0.0.1:{port}", "--cursors", place),
+            env={"COVENANT_HOME": str(state), "COVENANT_STATE": str(state), "PATH": "/usr/bin"},
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def play() -> list[str]:
+        made = FakeCollector()
+        runner, port = await made.serve()
+        process = await started(port)
+        async with asyncio.timeout(60):
+            await made.until(3)
+            (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            _has_no_rights(Path("/proc") / child, state)
+            process.kill()
+            await process.wait()
+            # The worker ends with its reader.
+            await asyncio.to_thread(_gone, int(child))
+            filled(state, range(3, 6))
+            await runner.cleanup()
+            process = await started(port)
+            assert process.stderr is not None
+            assert b"they wait in the log" in await process.stderr.readline()
+            filled(state, range(6, 8))
+            runner, _ = await made.serve(port)
+            await made.until(8)
+            process.terminate()
+            assert await process.wait() == 0
+            assert b"takes logs again" in await process.stderr.read()
+        await runner.cleanup()
+        return made.rows
+
+    assert list(dict.fromkeys(asyncio.run(play()))) == expected(range(8))
+
+
+def _has_no_rights(worker: Path, state: Path) -> None:
+    said = dict(line.split(":\t", 1) for line in (worker / "status").read_text().splitlines() if ":\t" in line)
+    assert said["Uid"].split() == said["Gid"].split() == [str(follow_process.WORKER_UID)] * 4
+    assert said["Groups"].split() == []
+    assert {said[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert said["NoNewPrivs"] == "1"
+    open_files = [os.readlink(one) for one in (worker / "fd").iterdir()]
+    assert not [one for one in open_files if one.startswith(str(state))]
+
+
+def _gone(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        fd = os.pidfd_open(pid)
+        try:
+            assert select.select([fd], [], [], 30)[0]
+        finally:
+            os.close(fd)
