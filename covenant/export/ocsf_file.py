@@ -34,6 +34,11 @@ class Lines:
         self._about = about
         self._fd = -1
 
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a file; otherwise it is stdout."""
+        return self._path is not None
+
     async def write(self, documents: Sequence[dict[str, Any]]) -> None:
         """Append documents, durably where it is a file. A full disk is waited for."""
         raw = b"".join([_encode(one) + b"\n" for one in documents])
@@ -101,9 +106,8 @@ class Lines:
 class OcsfSink:
     """The rows of one log as OCSF events."""
 
-    name = "ocsf"
-
     def __init__(self, lines: Lines, about: About) -> None:
+        self.name = "ocsf" if lines.is_file else "stdout"
         self._lines = lines
         self._about = about
 

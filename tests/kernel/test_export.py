@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import select
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from aiohttp import web
 from covenant.export import collector, sinks
 from sandbox.audit import follow_process
 from tests.export_kit import Export, FakeCollector, expected, filled
+from tests.kernel.world import ROOT
 from tests.unit.sandbox.audit.test_log import state
 
 __all__ = ["state"]
@@ -103,12 +105,21 @@ def test_pause_of_a_collector_is_bounded(text: str, seconds: float) -> None:
 def test_worker_of_root_has_no_rights_and_outlives_kills(state: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The process as a service has it: killed with -9 between rows, its collector away meanwhile."""
     place = tmp_path_factory.mktemp("cursors") / "export"
+    # Nothing beside what the unit keeps.
+    unit = (ROOT / "packaging/systemd/covenant-export.service").read_text()
+    (capabilities,) = re.findall(r"^CapabilityBoundingSet=(.*)", unit, re.MULTILINE)
+    kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in capabilities.split())
     filled(state, range(3))
 
     async def started(port: int) -> asyncio.subprocess.Process:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "covenant", "export", "--otlp", f"http://127.0.0.1:{port}", "--cursors", place),
-            env={"COVENANT_HOME": str(state), "COVENANT_STATE": str(state), "PATH": "/usr/bin"},
+            *("/usr/bin/setpriv", f"--bounding-set=-all,{kept}", sys.executable, "-m", "covenant"),
+            *("export", "--otlp", f"http://127.0.0.1:{port}", "--cursors", place),
+            env={
+                "COVENANT_HOME": str(tmp_path_factory.getbasetemp() / "none"),
+                "COVENANT_STATE": str(state),
+                "PATH": "/usr/bin",
+            },
             stderr=asyncio.subprocess.PIPE,
         )
 

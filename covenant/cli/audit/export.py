@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from covenant.export import sinks, worker
     from sandbox.config import ExportSettings
 
-_CURSORS = Path("/var/lib/covenant-export")
 _MOST_HEADER_BYTES = 16 * 1024
 
 
@@ -36,7 +35,12 @@ _MOST_HEADER_BYTES = 16 * 1024
 @click.option("--headers", metavar="FILE", help="A private file of header lines for the collector.")
 @click.option("--ca", metavar="FILE", help="The authorities that are trusted for the collector.")
 @click.option("--log", "names", multiple=True, type=click.Choice(("supervisor", "daemon")), help="Only this log.")
-@click.option("--cursors", metavar="DIR", type=click.Path(path_type=Path), help="Where it is kept how far each is.")
+@click.option(
+    "--cursors",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Directory of the positions.  [default: $COVENANT_HOME/export]",
+)
 @click.option("--once", is_flag=True, help="End when all rows that are there are delivered.")
 @click.pass_context
 def export(
@@ -65,7 +69,7 @@ def export(
     about = About(os.uname().nodename, metadata.version("covenant-supervisor"), _tell)
     owner = follow_process.WORKER_UID if os.geteuid() == 0 else os.geteuid()
     targets = _targets(settings, about, owner, to_stdout=ocsf == "-")
-    place = cursors or (_CURSORS if os.geteuid() == 0 else common.home() / "export")
+    place = cursors or common.home() / "export"
     from covenant.export import cursor
 
     with opened(place, cursor.directory(place, owner)) as kept:
