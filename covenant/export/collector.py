@@ -122,7 +122,7 @@ class OtlpSink:
         """Go on with the runs that had started."""
         self._spans = otlp.Spans(cursor.open_runs)
 
-    async def deliver(self, rows: Sequence[exported.Row], log: exported.Log) -> None:
+    async def deliver(self, rows: Sequence[exported.ExportedRow], log: exported.Log) -> None:
         """Post the rows, then the spans that end with them."""
         self._log = log
         about, version, now_ns = self._resource(log), self._about.version, time.time_ns()

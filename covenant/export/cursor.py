@@ -18,7 +18,7 @@ _MOST_BYTES: Final = 4 * 1024 * 1024
 
 
 class Cursor(msgspec.Struct, frozen=True):
-    """What a sink has acknowledged: the log's key and the position behind the last row.
+    """A sink's acknowledgement: the log's key and the position behind the last row.
 
     ``open_runs`` are the runs that have started and not ended, for their spans. ``subtrees`` stand for the rows before
     the position, for proofs.

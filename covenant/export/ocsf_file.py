@@ -114,7 +114,7 @@ class OcsfSink:
     def resume(self, cursor: Cursor) -> None:
         """Go on where the cursor is."""
 
-    async def deliver(self, rows: Sequence[exported.Row], log: exported.Log) -> None:
+    async def deliver(self, rows: Sequence[exported.ExportedRow], log: exported.Log) -> None:
         """Append the events."""
         about = self._about
         await self._lines.write([ocsf.event(row, host=about.host, version=about.version) for row in rows])

@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class About:
-    """What every record says of this machine, and where remarks of the export go."""
+    """Host and version for every record, and the function that gets the remarks of the export."""
 
     host: str
     version: str
@@ -40,7 +40,7 @@ class Sink(Protocol):
     def resume(self, cursor: Cursor) -> None:
         """Go on where the cursor is."""
 
-    async def deliver(self, rows: Sequence[exported.Row], log: exported.Log) -> None:
+    async def deliver(self, rows: Sequence[exported.ExportedRow], log: exported.Log) -> None:
         """Hand over rows. It returns once the destination has acknowledged them, however long that takes."""
 
     def mark(self, cursor: Cursor) -> Cursor:
@@ -94,7 +94,7 @@ async def save(cursors: Cursors, log: str, sink: str, cursor: Cursor, tell: Tell
             await asyncio.sleep(backoff.failed())
 
 
-def rows_of(chunk: log_follow.Chunk, log: exported.Log) -> list[exported.Row]:
+def rows_of(chunk: log_follow.Chunk, log: exported.Log) -> list[exported.ExportedRow]:
     """Return the rows of a chunk, with a record in front that stands for rows which were cut unseen."""
     start = chunk.start
     lines = chunk.lines.split(b"\n")[:-1]

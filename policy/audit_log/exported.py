@@ -30,7 +30,7 @@ LEFT_OUT_OF: Final[Mapping[str, frozenset[str]]] = {
 GAP: Final = "export_gap"
 
 
-class Place(NamedTuple):
+class LogPlace(NamedTuple):
     """The place of a row: the log, the id of its key, and the row's leaf in the log's Merkle tree.
 
     The tree had ``tree_size`` leaves when the row was read. A cut changes no leaf; the record of a cut is none.
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 _PLACE: Final = ("log", "origin", "index", "tree_size", "event_hash_hex", "leaf_hash_hex", "chain_hash_hex")
 
 
-class Row(NamedTuple):
+class ExportedRow(NamedTuple):
     """One row: its id, its time, who issued it, its kind, and those of its fields that may leave."""
 
     event_id: str
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     kind: str
     fields: Mapping[str, Any]
     left_out: tuple[str, ...]
-    place: Place
+    place: LogPlace
 
     @property
     def log_place(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Log(NamedTuple):
 _decode = msgspec.json.Decoder().decode
 
 
-def rows(lines: Sequence[bytes], log: Log, *, index: int, chain_hash_hex: str) -> Iterator[Row]:
+def rows(lines: Sequence[bytes], log: Log, *, index: int, chain_hash_hex: str) -> Iterator[ExportedRow]:
     """Yield the rows of lines that begin at leaf ``index`` and follow ``chain_hash_hex``.
 
     Raises:
@@ -91,7 +91,7 @@ def rows(lines: Sequence[bytes], log: Log, *, index: int, chain_hash_hex: str) -
         event_hash = sha256(line).hexdigest()
         chain_hash_hex = chain.chain_hash(chain_hash_hex, event_hash)
         is_leaf = truncation.NEEDLE not in line
-        place = Place(
+        place = LogPlace(
             log.name,
             log.origin,
             index if is_leaf else None,
@@ -104,14 +104,16 @@ def rows(lines: Sequence[bytes], log: Log, *, index: int, chain_hash_hex: str) -
         yield _row(line, place)
 
 
-def gap(log: Log, start: int, end: int, now_ms: int) -> Row:
+def gap(log: Log, start: int, end: int, now_ms: int) -> ExportedRow:
     """The record that stands for the rows from ``start`` up to ``end``, which were cut before they were exported."""
     event_id = f"gap-{log.origin[:16]}-{start}-{end}"
     fields = {"first_index": start, "rows": end - start}
-    return Row(event_id, now_ms, "", GAP, fields, (), Place(log.name, log.origin, None, log.tree_size, "", "", ""))
+    return ExportedRow(
+        event_id, now_ms, "", GAP, fields, (), LogPlace(log.name, log.origin, None, log.tree_size, "", "", "")
+    )
 
 
-def _row(line: bytes, place: Place) -> Row:
+def _row(line: bytes, place: LogPlace) -> ExportedRow:
     try:
         event = _decode(line)
         given = event["kind"]
@@ -123,6 +125,8 @@ def _row(line: bytes, place: Place) -> Row:
             for name, value in given.items()
             if name != "type" and name not in left_out and value is not None
         }
-        return Row(event["id"], event["timestamp_ms"], event["issuer"]["display"], kind, fields, left_out, place)
+        return ExportedRow(
+            event["id"], event["timestamp_ms"], event["issuer"]["display"], kind, fields, left_out, place
+        )
     except (msgspec.DecodeError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
         raise errors.LedgerError(f"row {place.leaf} of the {place.log} log is no event") from e

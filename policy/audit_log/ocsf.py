@@ -22,7 +22,7 @@ class Mapped(NamedTuple):
     """The class of a kind, its activity and severity. ``about`` is the field that names its object; ``status`` is
     success or failure where the kind itself says so."""
 
-    make: Callable[[exported.Row, str], dict[str, Any]]
+    make: Callable[[exported.ExportedRow, str], dict[str, Any]]
     class_uid: int
     activity_id: int
     severity_id: int
@@ -30,11 +30,11 @@ class Mapped(NamedTuple):
     status: int | None
 
 
-def _user(row: exported.Row) -> dict[str, Any]:
+def _user(row: exported.ExportedRow) -> dict[str, Any]:
     return {"name": row.fields.get("operator") or row.issuer or "covenant"}
 
 
-def _run(row: exported.Row) -> dict[str, Any]:
+def _run(row: exported.ExportedRow) -> dict[str, Any]:
     """The run, or the log where the row is of no run, as an endpoint."""
     found: dict[str, Any] = {"uid": row.fields.get("run_id") or row.place.origin or row.place.log}
     if agent := row.fields.get("agent_id"):
@@ -42,7 +42,7 @@ def _run(row: exported.Row) -> dict[str, Any]:
     return found
 
 
-def _process(row: exported.Row, about: str) -> dict[str, Any]:
+def _process(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     process = _run(row)
     if parent := row.fields.get("parent"):
         process["parent_process"] = {"uid": parent}
@@ -52,7 +52,7 @@ def _process(row: exported.Row, about: str) -> dict[str, Any]:
     return made
 
 
-def _network(row: exported.Row, about: str) -> dict[str, Any]:
+def _network(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     fields = row.fields
     endpoint: dict[str, Any] = {"name": str(fields.get(about, "")) or "others"}
     if isinstance(port := fields.get("port"), int):
@@ -64,14 +64,14 @@ def _network(row: exported.Row, about: str) -> dict[str, Any]:
     return made
 
 
-def _api(row: exported.Row, about: str) -> dict[str, Any]:
+def _api(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     api: dict[str, Any] = {"operation": row.kind}
     if about in row.fields:
         api["service"] = {"name": str(row.fields[about]) or row.kind}
     return {"actor": {"user": _user(row)}, "api": api, "src_endpoint": _run(row)}
 
 
-def _finding(row: exported.Row, about: str) -> dict[str, Any]:
+def _finding(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     info = {"uid": row.event_id, "title": row.kind}
     if about in row.fields:
         info["desc"] = str(row.fields[about])
@@ -83,7 +83,7 @@ def _finding(row: exported.Row, about: str) -> dict[str, Any]:
     return made
 
 
-def _compliance(row: exported.Row, about: str) -> dict[str, Any]:
+def _compliance(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     control = str(row.fields.get(about, row.kind))
     compliance: dict[str, Any] = {"control": control, "standards": ["Covenant"]}
     if "passed" in row.fields:
@@ -91,22 +91,22 @@ def _compliance(row: exported.Row, about: str) -> dict[str, Any]:
     return {"finding_info": {"uid": row.event_id, "title": row.kind}, "compliance": compliance}
 
 
-def _entity(row: exported.Row, about: str) -> dict[str, Any]:
+def _entity(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     uid = row.fields.get(about)
     return {"actor": {"user": _user(row)}, "entity": {"type": row.kind, "uid": str(uid) if uid else row.kind}}
 
 
-def _application(row: exported.Row, about: str) -> dict[str, Any]:
+def _application(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     name = row.fields.get(about)
     return {"app": {"name": str(name) if name else "covenant"}, "actor": {"user": _user(row)}}
 
 
-def _authentication(row: exported.Row, about: str) -> dict[str, Any]:
+def _authentication(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     name = row.fields.get(about) or row.issuer or "unknown"
     return {"user": {"name": str(name)}, "service": {"name": "covenantd"}}
 
 
-def _access(row: exported.Row, about: str) -> dict[str, Any]:
+def _access(row: exported.ExportedRow, about: str) -> dict[str, Any]:
     name = row.fields.get(about) or row.issuer or "unknown"
     action = row.fields.get("action") or row.fields.get("secret_name") or row.fields.get("asks") or row.kind
     return {"actor": {"user": _user(row)}, "user": {"name": str(name)}, "privileges": [str(action)]}
@@ -116,7 +116,7 @@ _Table = dict[str, Mapped]
 
 
 def _kinds(
-    make: Callable[[exported.Row, str], dict[str, Any]],
+    make: Callable[[exported.ExportedRow, str], dict[str, Any]],
     class_uid: int,
     about: str,
     activities: Mapping[int, str],
@@ -230,7 +230,7 @@ TABLE: Final[Mapping[str, Mapped]] = {
 _WELL: Final = frozenset({"ok", "done", "completed", "delivered", "accepted", "admitted", "success"})
 
 
-def _status(row: exported.Row, said: int | None) -> int:
+def _status(row: exported.ExportedRow, said: int | None) -> int:
     fields = row.fields
     if said is not None:
         return said
@@ -244,7 +244,7 @@ def _status(row: exported.Row, said: int | None) -> int:
     return _FAILURE if fields.get("error") else _SUCCESS
 
 
-def event(row: exported.Row, *, host: str, version: str) -> dict[str, Any]:
+def event(row: exported.ExportedRow, *, host: str, version: str) -> dict[str, Any]:
     """One row as an event of its class.
 
     Raises:

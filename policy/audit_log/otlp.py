@@ -73,7 +73,7 @@ def resource(log: exported.Log, *, host: str, version: str) -> dict[str, Any]:
     return {"attributes": attributes(about)}
 
 
-def log_record(row: exported.Row, now_ns: int) -> dict[str, Any]:
+def log_record(row: exported.ExportedRow, now_ns: int) -> dict[str, Any]:
     """One row as a LogRecord."""
     mapped = ocsf.TABLE[row.kind]
     number, text = _SEVERITY[mapped.severity_id]
@@ -129,7 +129,7 @@ class Spans:
         """The runs that have started and not ended."""
         return list(self._begun.items())
 
-    def take(self, row: exported.Row) -> dict[str, Any] | None:
+    def take(self, row: exported.ExportedRow) -> dict[str, Any] | None:
         """The span that ends with this row."""
         fields = row.fields
         if row.kind == "run_started":
@@ -143,7 +143,7 @@ class Spans:
             return self._intent(row)
         return None
 
-    def _start(self, row: exported.Row) -> None:
+    def _start(self, row: exported.ExportedRow) -> None:
         intent, parent = row.fields["intent_id"], row.fields.get("parent")
         above = ""
         if parent:
@@ -152,7 +152,7 @@ class Spans:
             above = _span_id("intent", intent)
         _remember(self._begun, row.fields["run_id"], Begun(_trace_id(intent), above, row.timestamp_ms))
 
-    def _run(self, row: exported.Row) -> dict[str, Any]:
+    def _run(self, row: exported.ExportedRow) -> dict[str, Any]:
         fields = row.fields
         run = fields["run_id"]
         begun = self._begun.pop(run, None) or Begun(_trace_id(run), "", row.timestamp_ms - fields["duration_ms"])
@@ -161,7 +161,7 @@ class Spans:
             span["parentSpanId"] = begun.parent_span
         return _timed(span, begun.started_ms, row)
 
-    def _intent(self, row: exported.Row) -> dict[str, Any]:
+    def _intent(self, row: exported.ExportedRow) -> dict[str, Any]:
         intent = row.fields["intent_id"]
         name = f"intent {row.fields.get('matched_agent', '')}".strip()
         span = _span(row, name, _SERVER, _trace_id(intent), _span_id("intent", intent))
@@ -175,7 +175,7 @@ def _remember(known: dict[str, Any], key: str, one: Any) -> None:
     known[key] = one
 
 
-def _span(row: exported.Row, name: str, kind: int, trace_id: str, span_id: str) -> dict[str, Any]:
+def _span(row: exported.ExportedRow, name: str, kind: int, trace_id: str, span_id: str) -> dict[str, Any]:
     fields = row.fields
     failed = row.kind == "intent_failed" or fields.get("status") not in ("ok", "not_stored")
     status = {"code": _ERROR, "message": str(fields.get("code", ""))} if failed else {"code": _OK}
@@ -184,7 +184,7 @@ def _span(row: exported.Row, name: str, kind: int, trace_id: str, span_id: str) 
     return {**made, "attributes": attributes({"log.record.uid": row.event_id, **about})}
 
 
-def _timed(span: dict[str, Any], start_ms: int, row: exported.Row) -> dict[str, Any]:
+def _timed(span: dict[str, Any], start_ms: int, row: exported.ExportedRow) -> dict[str, Any]:
     # A clock that was set back between the two rows makes no span of negative length.
     start = min(start_ms, row.timestamp_ms)
     return {**span, "startTimeUnixNano": f"{start}000000", "endTimeUnixNano": f"{row.timestamp_ms}000000"}
@@ -199,14 +199,14 @@ def _span_id(kind: str, seed: str) -> str:
 
 
 class Sums:
-    """Cumulative sums over the rows that one process exported since ``start_ns`` (Unix nanoseconds)."""
+    """Cumulative sums over the rows that a process exported since ``start_ns`` (Unix nanoseconds)."""
 
     def __init__(self, start_ns: int) -> None:
         self._start = str(start_ns)
         self._sums = dict[tuple[str, tuple[tuple[str, str], ...]], int]()
         self._about = {name: (unit, text) for _, _, name, unit, text, _ in _COUNTED} | {_ROWS[0]: _ROWS[1:]}
 
-    def take(self, row: exported.Row) -> None:
+    def take(self, row: exported.ExportedRow) -> None:
         """Count one row."""
         self._add(_ROWS[0], (("kind", row.kind), ("log", row.place.log)), 1)
         for kind, amount, name, _, _, keys in _COUNTED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 import os
@@ -13,13 +14,14 @@ from typing import Any
 import pytest
 
 from covenant.export import cursor, ocsf_file, sinks, worker
+from covenant.stores.audit.durable import DurableAudit
 from policy import errors
 from policy.audit_log import merkle, note
 from sandbox.audit import log_cut
 from sandbox.audit.follow_process import LocalReaders
 from sandbox.audit.log_follow import Follower
 from tests.export_kit import Export, expected, filled
-from tests.unit.covenant.stores.test_audit import DAEMON, DurableAudit, failed
+from tests.unit.covenant.stores.test_audit import DAEMON, failed
 from tests.unit.sandbox.audit.test_log import ISSUER, state
 
 __all__ = ["state"]
@@ -58,7 +60,7 @@ def test_kill_at_any_step_loses_no_row(state: Path, tmp_path: Path) -> None:
         export = Export(state, tmp_path / str(step))
         child = os.fork()
         if child == 0:
-            _killed_at(step, lambda one=export: asyncio.run(one.once(ocsf="out")))
+            _killed_at(step, functools.partial(_once, export))
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         asyncio.run(export.once(ocsf="out"))
         found = [one["unmapped"]["reason"] for one in _events(export)]
@@ -68,6 +70,10 @@ def test_kill_at_any_step_loses_no_row(state: Path, tmp_path: Path) -> None:
             break
         steps += 1
     assert steps > 5
+
+
+def _once(export: Export) -> None:
+    asyncio.run(export.once(ocsf="out"))
 
 
 def _killed_at(step: int, work: Callable[[], object]) -> None:

@@ -61,7 +61,7 @@ def _fields(kind: str) -> dict[str, Any]:
     return {name: one(name, type_) for name, type_ in events.KINDS[kind].items()}
 
 
-def row(kind: str, **changes: Any) -> exported.Row:
+def row(kind: str, **changes: Any) -> exported.ExportedRow:
     fields = {**_fields(kind), **changes}
     line = events.assembled("0" * 8 + "-1", NOW, events.issuer_text(ISSUER), events.kind_text(kind, fields))
     (found,) = exported.rows([line], LOG, index=4, chain_hash_hex=chain.GENESIS)
