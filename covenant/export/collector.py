@@ -33,13 +33,22 @@ class Collector:
     def __init__(self, url: str, about: About, *, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> None:
         self._url = url.rstrip("/")
         self._about = about
-        self._headers = {**headers, "Content-Type": "application/json", "User-Agent": f"covenant/{about.version}"}
+        self._headers = {
+            **headers,
+            "Content-Type": "application/json",
+            "Accept-Encoding": "identity",
+            "User-Agent": f"covenant/{about.version}",
+        }
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Collector:
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS), trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
+            timeout=aiohttp.ClientTimeout(total=TIMEOUT_SECONDS),
+            trust_env=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            # An answer that unpacks to gigabytes is not unpacked.
+            auto_decompress=False,
         )
         return self
 

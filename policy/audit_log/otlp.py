@@ -6,6 +6,7 @@ trace is one intent with its runs; a run below another is its child.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -44,13 +45,13 @@ _text = msgspec.json.Encoder().encode
 
 def value(given: Any) -> dict[str, Any]:
     """A value as an AnyValue."""
+    if isinstance(given, str):
+        return {"stringValue": given}
     if isinstance(given, bool):
         return {"boolValue": given}
     if isinstance(given, int):
         # A number of 64 bits is text in protobuf's JSON; larger ones have no other form at all.
         return {"intValue": str(given)} if -(2**63) <= given < 2**63 else {"stringValue": str(given)}
-    if isinstance(given, str):
-        return {"stringValue": given}
     if isinstance(given, list | tuple) and all(isinstance(one, str) for one in given):
         return {"arrayValue": {"values": [{"stringValue": one} for one in given]}}
     return {"stringValue": _text(given).decode()}
@@ -77,17 +78,20 @@ def log_record(row: exported.ExportedRow, now_ns: int) -> dict[str, Any]:
     """One row as a LogRecord."""
     mapped = ocsf.TABLE[row.kind]
     number, text = _SEVERITY[mapped.severity_id]
-    fields = {f"covenant.{name}": one for name, one in row.fields.items()}
-    place = {f"covenant.audit_log.{name}": one for name, one in row.log_place.items()}
-    about = {"log.record.uid": row.event_id, "covenant.issuer": row.issuer, **fields, **place}
-    record = {
+    about: list[dict[str, Any]] = [
+        {"key": "log.record.uid", "value": {"stringValue": row.event_id}},
+        {"key": "covenant.issuer", "value": {"stringValue": row.issuer}},
+    ]
+    about += [{"key": f"covenant.{name}", "value": value(one)} for name, one in row.fields.items()]
+    about += [{"key": f"covenant.audit_log.{name}", "value": value(one)} for name, one in row.log_place.items()]
+    record: dict[str, Any] = {
         "timeUnixNano": f"{row.timestamp_ms}000000",
         "observedTimeUnixNano": str(now_ns),
         "severityNumber": number,
         "severityText": text,
         "eventName": f"covenant.{row.kind}",
         "body": {"stringValue": row.kind},
-        "attributes": attributes(about),
+        "attributes": about,
     }
     if intent := row.fields.get("intent_id"):
         record["traceId"] = _trace_id(intent)
@@ -190,10 +194,12 @@ def _timed(span: dict[str, Any], start_ms: int, row: exported.ExportedRow) -> di
     return {**span, "startTimeUnixNano": f"{start}000000", "endTimeUnixNano": f"{row.timestamp_ms}000000"}
 
 
+@functools.lru_cache(MOST_OPEN)
 def _trace_id(seed: str) -> str:
     return hashlib.sha256(f"covenant.trace\n{seed}".encode()).hexdigest()[:32]
 
 
+@functools.lru_cache(MOST_OPEN)
 def _span_id(kind: str, seed: str) -> str:
     return hashlib.sha256(f"covenant.{kind}\n{seed}".encode()).hexdigest()[:16]
 

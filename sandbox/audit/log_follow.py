@@ -7,7 +7,6 @@ chain hash; where a writer or a cut was between its files, the next look finds t
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from pathlib import Path
@@ -26,6 +25,8 @@ MOST_CHUNK_BYTES: Final = 4 * 1024 * 1024
 MOST_MISMATCHES: Final = 100
 _FIRST_BYTES: Final = 64 * 1024
 _OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW
+_HEAD: Final = "audit-head"
 _CHECKPOINTS: Final = "checkpoints.jsonl"
 _CHECKPOINT_KEY: Final = "checkpoint.vkey"
 _HINT: Final = "run `covenant audit verify`; to begin anew, move the cursor's file away"
@@ -123,8 +124,8 @@ class Follower:
 
     def checkpoints(self) -> Checkpoints:
         """Return what is there of the log's checkpoints."""
-        key = _content(self.path.with_name("audit-head") / _CHECKPOINT_KEY, 4096) or b""
-        fd = self._file(self.path / _CHECKPOINTS)
+        key = self._content(_HEAD, _CHECKPOINT_KEY, 4096) or b""
+        fd = self._file(self.path.name, _CHECKPOINTS)
         if fd is None:
             return Checkpoints(key)
         try:
@@ -133,11 +134,10 @@ class Follower:
             os.close(fd)
 
     def _newest(self) -> tuple[chain.Head | None, Ed25519PublicKey | None]:
-        folder = self.path.with_name("audit-head")
         if self._key is None:
-            raw_key = _content(folder / "ledger.pub", 4096)
+            raw_key = self._content(_HEAD, "ledger.pub", 4096)
             self._key = None if raw_key is None else chain.read_public_key(raw_key)
-        raw = _content(folder / "head.json", chain.HEAD_BYTES)
+        raw = self._content(_HEAD, "head.json", chain.HEAD_BYTES)
         if raw is None or self._key is None:
             return None, None
         if raw != self._raw_head:
@@ -146,7 +146,7 @@ class Follower:
 
     def _opened(self) -> bool:
         """Open the file that has the name now."""
-        fd = self._file(self.path / log_files.EVENTS)
+        fd = self._file(self.path.name, log_files.EVENTS)
         if fd is None:
             return False
         if self._events is not None and os.path.samestat(os.fstat(fd), os.fstat(self._events)):
@@ -156,17 +156,41 @@ class Follower:
         self._events, self._begun = fd, None
         return True
 
-    def _file(self, path: Path) -> int | None:
-        """Open a regular file that has one name and belongs to the owner of its directory."""
+    def _file(self, folder: str, name: str) -> int | None:
+        """Open a regular file of a directory beside the log, where both belong to the owner of the log's home.
+
+        No component that the owner could replace is followed: this process may read more than the owner.
+        """
         try:
-            fd = os.open(path, _OPEN)
+            directory = os.open(self.path.with_name(folder), _DIRECTORY)
         except FileNotFoundError:
             return None
+        except OSError as e:
+            self._broken(f"`{self.path.with_name(folder)}` cannot be opened: {e.strerror}")
+        try:
+            fd = os.open(name, _OPEN, dir_fd=directory)
+        except FileNotFoundError:
+            return None
+        except OSError as e:
+            self._broken(f"`{name}` of the {self.name} log cannot be opened: {e.strerror}")
+        finally:
+            owner = os.fstat(directory).st_uid
+            os.close(directory)
         info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1 or info.st_uid != os.stat(path.parent).st_uid:
+        alone = info.st_uid == owner == os.stat(self.path.parent).st_uid
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink > 1 or not alone:
             os.close(fd)
-            self._broken(f"`{path}` is not a file of the log's owner alone")
+            self._broken(f"`{name}` of the {self.name} log is not a file of the log's owner alone")
         return fd
+
+    def _content(self, folder: str, name: str, limit: int) -> bytes | None:
+        fd = self._file(folder, name)
+        if fd is None:
+            return None
+        try:
+            return os.pread(fd, limit, 0)
+        finally:
+            os.close(fd)
 
     def _beginning(self, key: Ed25519PublicKey) -> merkle.Frontier | None:
         """Return what stands for the rows that were cut from the file. None: its first line is being written."""
@@ -232,16 +256,6 @@ def behind(at: Position, lines: bytes) -> Position:
 def _at_leaf(at: Position, index: int) -> Position:
     """Return the position with another index."""
     return Position(index, at.cut, at.offset, at.chain_hash_hex, at.last_hash_hex)
-
-
-def _content(path: Path, limit: int) -> bytes | None:
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(path, _OPEN)
-        try:
-            return os.pread(fd, limit, 0) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-        finally:
-            os.close(fd)
-    return None
 
 
 def shortened(chunk: Chunk, lines: bytes) -> Chunk:

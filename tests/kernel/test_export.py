@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import select
+import subprocess
 import sys
 from pathlib import Path
 
@@ -150,6 +151,17 @@ def test_worker_of_root_has_no_rights_and_outlives_kills(state: Path, tmp_path_f
         return made.rows
 
     assert list(dict.fromkeys(asyncio.run(play()))) == expected(range(8))
+
+
+def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
+    unit = (ROOT / "packaging/systemd/covenant-export.service").read_text()
+    kept = [line for line in unit.splitlines() if not line.startswith(("Documentation=", "After="))]
+    (tmp_path / "covenant-export.service").write_text(
+        "\n".join(kept).replace("/opt/covenant/bin/covenant", "/bin/true")
+    )
+    command = ["/usr/bin/systemd-analyze", "verify", "--man=no", "./covenant-export.service"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout + done.stderr == ""
 
 
 def _has_no_rights(worker: Path, state: Path) -> None:

@@ -162,6 +162,16 @@ def test_older_copy_ends_the_reading(state: Path, tmp_path: Path) -> None:
         _follower(tmp_path / "copy").read(at)
 
 
+@pytest.mark.parametrize("name", ["audit", "audit-head", "audit/events.jsonl", "audit-head/head.json"])
+def test_link_in_a_log_is_not_followed(state: Path, tmp_path: Path, name: str) -> None:
+    """The reader of a service may read what the owner of the log may not."""
+    _filled(state, range(2))
+    (state / name).rename(tmp_path / "moved")
+    (state / name).symlink_to(tmp_path / "moved")
+    with pytest.raises(errors.LedgerError, match="cannot be opened"):
+        _follower(state).read(None)
+
+
 def test_file_of_others_is_refused(state: Path, tmp_path: Path) -> None:
     _filled(state, range(2))
     os.link(paths(state)[0], tmp_path / "second")
