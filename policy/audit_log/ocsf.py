@@ -133,7 +133,8 @@ def _kinds(
 
 # Activities are those of each class: https://schema.ocsf.io/1.5.0/classes. 99 is "Other".
 TABLE: Final[Mapping[str, Mapped]] = {
-    # Process Activity: 1 Launch, 2 Terminate
+    # Process Activity: 1 Launch, 2 Terminate, 3 Open
+    **_kinds(_process, 1007, "run_id", {3: "console_attached"}, severity=LOW),
     **_kinds(_process, 1007, "run_id", {1: "run_started", 2: "run_ended session_ended", 99: "run_state"}),
     **_kinds(_process, 1007, "run_id", {2: "runs_revoked runs_stopped budget_preempted"}, severity=MEDIUM),
     **_kinds(_process, 1007, "run_id", {2: "budget_preempt_failed"}, severity=MEDIUM, status=_FAILURE),
