@@ -43,6 +43,8 @@ def test_every_key_can_be_written() -> None:
         'ca = "/x/ca.pem"\nmount = "kv"\nprefix = "agents"\ntimeout_seconds = 9\n'
         '[tls]\nca = ["/x/company.pem"]\n'
         '[proxy]\nurl = "http://proxy.example:3128"\nsecret = "proxy"\ndirect = ["models.example"]\nby_name = true\n'
+        '[export]\notlp = "https://collector.example:4318"\nheaders = "/x/headers"\nca = "/x/collector.pem"\n'
+        'ocsf = "/x/ocsf.jsonl"\nproofs = "/x/proofs.jsonl"\n'
     )
     written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}
@@ -50,8 +52,9 @@ def test_every_key_can_be_written() -> None:
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
     written |= {"kept_workspaces", "kept_workspaces_mb"}
     written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network", "connection_idle_seconds"}
-    written |= {"publish_ports", "host_ports", "tls", "proxy", "ask_operators"}
+    written |= {"publish_ports", "host_ports", "tls", "proxy", "ask_operators", "export"}
     assert found.tls.ca == (Path("/x/company.pem"),)
+    assert found.export.model_fields_set == set(type(found.export).model_fields)
     assert found.proxy.model_fields_set == set(type(found.proxy).model_fields)
     assert found.vault.model_fields_set == set(type(found.vault).model_fields)
     assert written | {"state"} == set(config.Config.model_fields)
@@ -215,3 +218,13 @@ def test_odd_proxy_is_refused(url: str) -> None:
     with pytest.raises(pydantic.ValidationError, match="http://HOST:PORT"):
         config.ProxySettings(url=url)
     assert config.ProxySettings(url="http://proxy.example:3128").place == ("proxy.example", 3128)
+
+
+@pytest.mark.parametrize(
+    "otlp", ["http://collector.example:4318", "https://u:p@collector.example", "ftp://127.0.0.1", "https://a/b c", "x"]
+)
+def test_odd_collector_is_refused(otlp: str) -> None:
+    with pytest.raises(errors.ConfigError, match=r"export\.otlp"):
+        _parse(f'[export]\notlp = "{otlp}"\n')
+    for fine in ("http://127.0.0.1:4318", "http://[::1]:4318/otlp", "https://collector.example"):
+        assert _parse(f'[export]\notlp = "{fine}"\n').export.otlp == fine
