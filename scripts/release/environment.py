@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -34,8 +35,16 @@ def tools(clone: pathlib.Path, work: pathlib.Path) -> pathlib.Path:
     return venv / "bin"
 
 
-def wheel(source: Source, work: pathlib.Path, tools: pathlib.Path) -> pathlib.Path:
-    """Build Covenant's wheel from the files that git tracks, and return it.
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """Covenant's wheel, and the sources that it can be built from."""
+
+    wheel: pathlib.Path
+    sources: pathlib.Path
+
+
+def build(source: Source, work: pathlib.Path, tools: pathlib.Path) -> Built:
+    """Build Covenant's wheel and its sources from the files that git tracks.
 
     Raises:
         SetupError: git or the build failed.
@@ -46,11 +55,11 @@ def wheel(source: Source, work: pathlib.Path, tools: pathlib.Path) -> pathlib.Pa
         shutil.copy2(source.clone / name, copy / name, follow_symlinks=False)
     project = copy / "pyproject.toml"
     project.write_text(project.read_text().replace(f'version = "{source.project}"', f'version = "{source.version}"', 1))
-    console.change(f"build the wheel of version {source.version}")
-    command = [str(tools / "python"), "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)]
-    console.run(command, env=source.environment)
-    [found] = out.glob("*.whl")
-    return found
+    console.change(f"build the wheel and the sources of version {source.version}")
+    options = ["--wheel", "--sdist", "--no-isolation", "--outdir", str(out)]
+    console.run([str(tools / "python"), "-m", "build", *options, str(copy)], env=source.environment)
+    [wheel], [sources] = out.glob("*.whl"), out.glob("*.tar.gz")
+    return Built(wheel, sources)
 
 
 def make(source: Source, work: pathlib.Path, tools: pathlib.Path, wheel: pathlib.Path) -> pathlib.Path:

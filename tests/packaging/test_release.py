@@ -1,14 +1,25 @@
-"""The packages of a release: what is in them, and that a second build gives the same bytes."""
+"""The files of a release: what is in each, that a second build gives the same bytes, and who signed them."""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import os
 import pathlib
+import shutil
+import socket
+import struct
 import subprocess
+import tarfile
+import threading
+from typing import Any
 
 import pytest
+
+from scripts.release import container, signature
+from tests import release_kit
 
 
 def _make(clone: pathlib.Path, out: pathlib.Path, *formats: str) -> None:
@@ -20,10 +31,18 @@ def _make(clone: pathlib.Path, out: pathlib.Path, *formats: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def made(clone: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Everything that `scripts/package` makes."""
+def key(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The operator's key for releases."""
+    path = tmp_path_factory.mktemp("key") / "release"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "release", "-f", str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(clone: pathlib.Path, key: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Everything that `scripts/package` makes, signed."""
     out = tmp_path_factory.mktemp("release") / "dist"
-    _make(clone, out)
+    _make(clone, out, "--sign", str(key))
     return out
 
 
@@ -40,9 +59,10 @@ def _entries(made: pathlib.Path) -> dict[str, tuple[str, str]]:
 
 
 def test_second_build_gives_same_bytes(clone: pathlib.Path, made: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    _make(clone, tmp_path / "dist", "deb")
-    [first], [second] = made.glob("*.deb"), (tmp_path / "dist").glob("*.deb")
-    assert hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest()
+    _make(clone, tmp_path / "dist", "deb", "oci")
+    for kind in ("*.deb", "*.oci.tar"):
+        [first], [second] = made.glob(kind), (tmp_path / "dist").glob(kind)
+        assert hashlib.sha256(first.read_bytes()).digest() == hashlib.sha256(second.read_bytes()).digest(), kind
 
 
 def test_package_is_of_root_and_has_its_places(made: pathlib.Path) -> None:
@@ -105,13 +125,183 @@ def test_dependencies_name_python_of_build(made: pathlib.Path) -> None:
 def test_parts_and_checksums_name_what_is_there(clone: pathlib.Path, made: pathlib.Path) -> None:
     lines = [line.split("  ") for line in (made / "SHA256SUMS").read_text().splitlines()]
     sums = {name: digest for digest, name in lines}
-    assert set(sums) == {path.name for path in made.iterdir()} - {"SHA256SUMS"}
-    assert {pathlib.Path(name).suffix for name in sums} == {".deb", ".rpm", ".whl", ".json"}
+    assert set(sums) == {path.name for path in made.iterdir()} - {"SHA256SUMS", "SHA256SUMS.sig"}
+    assert {pathlib.Path(name).suffix for name in sums} == {".deb", ".rpm", ".whl", ".gz", ".tar", ".json"}
     for name, digest in sums.items():
         assert hashlib.sha256((made / name).read_bytes()).hexdigest() == digest
     [parts] = made.glob("*.cdx.json")
-    named = {one["name"].lower() for one in json.loads(parts.read_text())["components"]}
+    components = json.loads(parts.read_text())["components"]
+    named = {one["name"].lower() for one in components}
+    assert {"libc6", "libssl3", "tzdata"} <= {one["name"] for one in components if one["purl"].startswith("pkg:deb/")}
     locked = {line.split("==")[0] for line in (clone / "locks/server.txt").read_text().splitlines() if "==" in line}
     absent = {name for name in locked if name.replace("_", "-") not in {one.replace("_", "-") for one in named}}
     # What the lock has for other systems is not installed on this one.
     assert absent <= {"colorama", "pywin32", "win-inet-pton", "tzdata", "uvloop"}, absent
+
+
+# --- the signature
+
+
+def _verify(folder: pathlib.Path, key: pathlib.Path, *, namespace: str = signature.NAMESPACE) -> bool:
+    """Answer as the two commands of docs/install.md do."""
+    allowed = folder.parent / "allowed_signers"
+    allowed.write_text(f"covenant {key.with_suffix('.pub').read_text()}")
+    words = ["-f", str(allowed), "-I", "covenant", "-n", namespace, "-s", str(folder / "SHA256SUMS.sig")]
+    with (folder / "SHA256SUMS").open("rb") as file:
+        signed = subprocess.run(["ssh-keygen", "-Y", "verify", *words], stdin=file, capture_output=True)
+    command = ["sha256sum", "--check", "--quiet", "--strict", "SHA256SUMS"]
+    summed = subprocess.run(command, cwd=folder, capture_output=True)
+    return signed.returncode == summed.returncode == 0
+
+
+def test_changed_byte_or_other_key_is_refused(made: pathlib.Path, key: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(made, copy)
+    assert _verify(copy, key)
+    assert not _verify(copy, key, namespace="file")
+    for name in ("SHA256SUMS", "SHA256SUMS.sig", next(made.glob("*.whl")).name):
+        content = bytearray((made / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (copy / name).write_bytes(content)
+        assert not _verify(copy, key), name
+        (copy / name).write_bytes((made / name).read_bytes())
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(other)], check=True)
+    assert _verify(copy, key)
+    assert not _verify(copy, other)
+
+
+def test_unfit_key_is_refused_before_a_build(clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(key)], check=True)
+    for path, says in ((key, "no Ed25519 key"), (tmp_path / "absent", "there is no key")):
+        command = [str(clone / "scripts/package"), "--out", str(tmp_path / "dist"), "--sign", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert says in done.stderr
+        assert "fix: ssh-keygen -t ed25519" in done.stderr
+    assert not (tmp_path / "dist").exists()
+
+
+# --- the .rpm
+
+
+def test_rpm_is_installed_verified_and_erased(made: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """In a root of its own, without Fedora: its scripts are parsed, and run in the virtual machine by the .deb."""
+    environment = release_kit.programs(tmp_path / "programs", "rpm")
+    root = tmp_path / "root"
+    root.mkdir()
+
+    def rpm(*words: str, expect: int = 0) -> str:
+        command = ["rpm", "--root", str(root), *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == expect, (words, done.stdout, done.stderr)
+        return done.stdout
+
+    [package] = made.glob("*.rpm")
+    rpm("--initdb")
+    assert "digests OK" in rpm("-K", str(package))
+    rpm("-i", "--nodeps", "--noscripts", str(package))
+    listed = set(rpm("-ql", "covenant").split())
+    assert {
+        "/opt/covenant/bin/covenantd",
+        "/etc/covenant/config.toml",
+        "/usr/share/man/man1/covenant-run.1.gz",
+    } <= listed
+    assert rpm("-V", "--nodeps", "covenant") == ""
+    (root / "opt/covenant/bin/covenantd").write_text("changed")
+    assert "/opt/covenant/bin/covenantd" in rpm("-V", "--nodeps", "covenant", expect=1)
+    scripts = rpm("-q", "--qf", "%{PREIN}@@%{POSTIN}@@%{PREUN}@@%{POSTUN}", "covenant").split("@@")
+    assert len(scripts) == 4
+    for script in scripts:
+        assert script.startswith("#!/bin/sh")
+        assert subprocess.run(["/bin/sh", "-n"], input=script.encode(), capture_output=True).stderr == b""
+    rpm("-e", "--nodeps", "--noscripts", "covenant")
+    assert [name for name in listed if os.path.lexists(root / name.lstrip("/"))] == []
+
+
+# --- the image of the daemon
+
+
+def _blob(layout: pathlib.Path, entry: dict[str, Any]) -> bytes:
+    content: bytes = (layout / "blobs" / entry["digest"].replace(":", "/")).read_bytes()
+    assert (len(content), "sha256:" + hashlib.sha256(content).hexdigest()) == (entry["size"], entry["digest"])
+    return content
+
+
+@pytest.fixture(scope="module")
+def layout(made: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The archive, unpacked to its layout."""
+    [archive] = made.glob("*.oci.tar")
+    place = tmp_path_factory.mktemp("layout")
+    with tarfile.open(archive) as tar:
+        tar.extractall(place)
+    return place
+
+
+def test_image_runs_daemon_as_its_user(layout: pathlib.Path) -> None:
+    [entry] = json.loads((layout / "index.json").read_text())["manifests"]
+    manifest = json.loads(_blob(layout, entry))
+    described = json.loads(_blob(layout, manifest["config"]))
+    layers = [gzip.decompress(_blob(layout, one)) for one in manifest["layers"]]
+    assert ["sha256:" + hashlib.sha256(one).hexdigest() for one in layers] == described["rootfs"]["diff_ids"]
+    config = described["config"]
+    assert (config["User"], config["Entrypoint"]) == ("65532:65532", ["/usr/bin/covenantd"])
+    assert (config["Volumes"], config["ExposedPorts"]) == ({"/var/lib/covenantd": {}}, {"8421/tcp": {}})
+    entries = []
+    for content in layers:
+        with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+            entries += tar.getmembers()
+    names = {entry.name: entry for entry in entries}
+    # One user has a home; all else is root's and only root writes it. There is no shell and no program of root's.
+    others = {entry.name for entry in entries if entry.uid or entry.gid}
+    assert others == {"var/lib/covenantd"}
+    assert names["var/lib/covenantd"].mode == 0o700
+    open_ = {one.name for one in entries if one.mode & 0o6022 and not one.issym()}
+    assert open_ == {"tmp"}
+    assert not {"usr/bin/sh", "usr/bin/dpkg", "usr/bin/tar", "opt/covenant/bin/covenant-supervisor"} & set(names)
+
+
+PEER = """import socket
+s = socket.socket(socket.AF_UNIX); s.connect("/var/lib/covenantd/host"); print(s.recv(9).decode())"""
+HEALTH = """import urllib.request
+with urllib.request.urlopen("http://127.0.0.1:8421/health", timeout=30) as answer: print(answer.status)"""
+
+
+def _tell_uid(listener: socket.socket) -> None:
+    peer, _ = listener.accept()
+    with peer:
+        _, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        peer.send(str(uid).encode())
+
+
+def test_daemon_of_image_serves(layout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """By umoci and the real runsc; and who a server of the host sees when a process of the image connects."""
+    bundle = tmp_path / "bundle"
+    environment = release_kit.programs(tmp_path / "programs", "umoci")
+    [entry] = json.loads((layout / "index.json").read_text())["manifests"]
+    tag = entry["annotations"]["org.opencontainers.image.ref.name"]
+    command = ["umoci", "unpack", "--image", f"{layout}:{tag}", str(bundle)]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=120)
+    image = release_kit.Container(bundle, tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener, image.running():
+        listener.bind(str(image.home / "host"))
+        os.chmod(image.home / "host", 0o666)
+        listener.listen()
+        assert image.until(HEALTH) == "200\n"
+        threading.Thread(target=_tell_uid, args=(listener,), daemon=True).start()
+        # runsc's own process connects for its sandbox: why docs/install.md forbids the supervisor's socket there.
+        assert image.python(PEER).stdout == "0\n"
+        threading.Thread(target=_tell_uid, args=(listener,), daemon=True).start()
+        assert _native(bundle / "rootfs", image.home).stdout == f"{container.UID}\n"
+        assert image.stop() == 0, image.log.read_text()
+    assert (image.home / "memory.db").stat().st_uid == container.UID
+
+
+def _native(rootfs: pathlib.Path, home: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Run PEER as runc would: in namespaces of its own, by the host's kernel."""
+    place = rootfs / container.HOME.lstrip("/")
+    code = 'mount --bind "$1" "$2" && exec chroot --userspec="$3" "$4" /opt/covenant/bin/python -I -c "$5"'
+    words = [str(home), str(place), f"{container.UID}:{container.UID}", str(rootfs), PEER]
+    command = ["unshare", "--mount", "--net", "--ipc", "--", "/bin/sh", "-c", code, "sh", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
