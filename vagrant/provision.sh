@@ -15,7 +15,9 @@
 #   environment   /opt/covenant-tests, from $WHEELS alone
 #   install       Covenant's .deb and its configuration, as an operator would
 #   check         the suite of vagrant/tests; a skip is a failure
-#   all           packages wheels package environment install check
+#   check-package  an upgrade, a downgrade and a purge of the .deb, then the wheel with `covenant setup`; last, since it
+#                 leaves no Covenant behind
+#   all           packages wheels package environment install check check-package
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
@@ -72,7 +74,7 @@ package() {
     local work version next
     work=$(mktemp -d)
     mkdir -p "$BUILT"
-    ./scripts/package --out "$BUILT" deb
+    ./scripts/package --out "$BUILT" deb wheel
     # A newer version of the same files, packed quickly: what an upgrade does is in the package's scripts.
     version=$(dpkg-deb --field "$BUILT"/covenant_*.deb Version)
     next="$version+upgrade"
@@ -124,7 +126,7 @@ check() {
     if [ "$(systemd-detect-virt || true)" = qemu ]; then
         export COVENANT_SLOWNESS=10 COVENANT_WARM=/var/lib/covenant
     fi
-    "$TESTS/bin/python" -m pytest -v -rP --durations=8 --color=no -p no:cacheprovider --hosts=local:// "${CHECKED[@]}"
+    "$TESTS/bin/python" -m pytest -v -rP --durations=8 --color=no -p no:cacheprovider --hosts=local:// "${@:-${CHECKED[@]}}"
 }
 
 if [ "$(id -u)" != 0 ]; then
@@ -132,10 +134,11 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 steps=("$@")
-if [ "$*" = all ]; then steps=(packages wheels package environment install check); fi
+if [ "$*" = all ]; then steps=(packages wheels package environment install check check-package); fi
 for step in "${steps[@]}"; do
     case $step in
         install) install_covenant ;;
+        check-package) check vagrant/tests/test_{package,wheel}.py ;;
         packages | wheels | package | v2-only | no-kvm | environment | check) "$step" ;;
         *) printf 'no step `%s`\n' "$step" >&2; exit 2 ;;
     esac

@@ -54,10 +54,11 @@ answer = number
 
 @dataclasses.dataclass
 class Fleet:
-    """Agents that were started together, and the cgroups of their sandboxes."""
+    """Agents that were started together, the cgroups of their sandboxes, and the limits in these."""
 
     agents: dict[str, kit.Agent]
     leaves: dict[str, pathlib.Path]
+    held: dict[str, dict[str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,12 @@ def fleet(operator: kit.Operator, image: Callable[[str], pathlib.Path], untried:
     )
     agents = {name: operator.start(path) for name, path in written.items()}
     try:
-        yield Fleet(agents, {name: agent.leaf() for name, agent in agents.items()})
+        # Read as each is found: on a busy machine the first one ends before the last has started.
+        leaves, held = {}, {}
+        for name, agent in agents.items():
+            leaves[name] = leaf = agent.leaf()
+            held[name] = {file: (leaf / file).read_text().strip() for file in _FILES}
+        yield Fleet(agents, leaves, held)
     finally:
         for agent in agents.values():
             agent.process.terminate()
@@ -112,7 +118,7 @@ def fleet(operator: kit.Operator, image: Callable[[str], pathlib.Path], untried:
 
 def test_every_limit_is_in_kernel(fleet: Fleet) -> None:
     mib = 1 << 20
-    held = {name: {f: (leaf / f).read_text().strip() for f in _FILES} for name, leaf in fleet.leaves.items()}
+    held = fleet.held
     assert held["hog"] == {
         "memory.max": str((64 + 8 + 64 + 32) * mib),
         "memory.swap.max": "0",
