@@ -56,6 +56,8 @@ def _set_up(host: Any) -> None:
 def _serves(host: Any, base: pathlib.Path) -> None:
     """The units start the code of the wheel, and an agent runs."""
     operator = kit.Operator(base)
+    # The home of the suite has keys of the trust root that was purged.
+    operator.environment["COVENANT_HOME"] = str(base / "home")
     operator.covenant("keys", "new", "second", "--no-passphrase")
     operator.covenant("trust", "init", "--key", "second")
     path = kit.Package("answer = 7\n", "memory_mb = 64\n").write(base / "short")
