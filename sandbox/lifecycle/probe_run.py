@@ -123,8 +123,9 @@ def attempt(job: gvisor.SandboxSpec, closures: Sequence[Closure], *, runs: Path,
             limits=Limits(job.limits.start_seconds, job.limits.start_seconds, SELF_TEST, 0.0),
             label={**job.label, SELF_TEST: "yes"},
             claim=lambda: None,
-            # Refusals of a canary are no denials of an agent.
+            # Refusals of a canary are no denials of an agent, and its accesses teach nothing (`covenant learn`).
             observer=seen,
+            observe=None,
             rounds=(),
             watches={},
             arguments=(probe_program.PATH,),

@@ -86,8 +86,11 @@ def test_learnt_package_runs_again(home: Home, place: Path) -> None:
     for number in range(20):
         (place / f"other{number}").write_text("never read\n")
     (place / "unused").mkdir()
+    home.world.configure(self_test=True)
     done, manifest, evidence = learn(home, place, "--", "/usr/bin/python3", "script.py")
     assert (done.returncode, done.stdout) == (0, b"data True\n/usr\n"), done.stderr
+    # The probes of the self-test are not the command's.
+    assert evidence["left_out"] == []
     permissions = manifest["permissions"]
     assert set(permissions["filesystem"]["read"]) == {f"{place}/script.py", f"{place}/data.txt"}
     assert permissions["executables"]["allow"] == ["/usr/bin/cat", "/usr/bin/sh", "/usr/bin/ls"]
