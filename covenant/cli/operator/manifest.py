@@ -94,7 +94,7 @@ def check(package: Path, host: str | None, as_json: bool) -> None:
             }
         )
         return
-    common.say(f"{parsed.agent.id}: {len(read.files)} files, the manifest is acceptable")
+    common.say(f"{parsed.agent.id}: {len(read.files)} files, {told.verdict(refusals, host)}")
     told.say_grants(parsed)
     told.say_defaults(parsed)
     for note in notes:

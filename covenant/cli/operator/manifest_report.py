@@ -9,6 +9,8 @@ from covenant.cli import common
 from policy import errors
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from policy.manifest.agent import Manifest
     from policy.manifest.permissions import NetworkEntry
     from policy.package import Package
@@ -32,16 +34,22 @@ def notes(read: Package, parsed: Manifest) -> list[str]:
         notes.append(f"{e.message}; sign refuses that")
     if parsed.lifetime.unlimited:
         notes.append("the lifetime is unlimited; sign wants --approve-unlimited")
-    if parsed.agent.runtime != "hermes" and parsed.agent.entry not in read.files:
-        place = parsed.point("agent.entry")
-        notes.append(f"entry `{parsed.agent.entry}` is not a file of the package ({place}); run refuses that")
-    if role := names.unknown_role(parsed, data.roles().by_name):
+    # No rule refuses the role of an agent of another program; that of any other is one of the refusals.
+    if parsed.agent.runtime == "hermes" and (role := names.unknown_role(parsed, data.roles().by_name)):
         notes.append(role)
     notes += checks.notes(read, parsed)
     notes += hints.of(read.files, parsed)
     if parsed.agent.runtime in closure.RUNTIMES:
         notes += [f"`{name}` cannot be loaded: {reason}" for name, reason in closure.unloadable(read.files)]
     return notes
+
+
+def verdict(refusals: Sequence[errors.CovenantError], host: str | None) -> str:
+    """Return what ``manifest check`` found, as a phrase: a well-formed manifest may still be refused by `run`."""
+    if not refusals:
+        return "the manifest is acceptable"
+    place = "this host" if host is None else "that host"
+    return f"well formed; run refuses it on {place}: {len(refusals)} reason{'s'[: len(refusals) - 1]}"
 
 
 def grants(parsed: Manifest) -> dict[str, list[str]]:

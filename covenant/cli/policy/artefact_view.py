@@ -180,9 +180,11 @@ def judged(
 ) -> tuple[tuple[errors.CovenantError, ...], tuple[str, ...]]:
     """Return the errors that ``run`` would raise on this host or ``other`` for a signed package, and what was assumed.
 
-    An agent without a sandbox is judged by the rules alone; one of another program (hermes) by none.
+    An agent without a sandbox is judged by the rules alone; one of another program (hermes) by none. If this host
+    refuses a granted path or program, the rules are asked as for a host that has everything.
     """
     from policy import decide, errors
+    from policy.explain import other_host
     from policy.rules import unsigned
 
     if manifest.agent.runtime == "hermes":
@@ -190,7 +192,8 @@ def judged(
     try:
         host = host_of(read, manifest, None, other)
     except errors.CovenantError as e:
-        return (e,), ()
+        rules = unsigned.refusals(read, manifest, other_host.nothing_known(manifest), extra_never={})
+        return (e, *rules), ()
     if manifest.sandbox.backend == "linux-gvisor":
         return decide.judged(read, manifest, host.facts, extra_never=host.never), host.unknown
     return tuple(unsigned.refusals(read, manifest, host.facts, extra_never=host.never)), host.unknown
@@ -234,9 +237,11 @@ def notes(looked: Looked) -> list[str]:
 
 
 def say_errors(refusals: Iterable[errors.CovenantError]) -> None:
-    """Print errors that ``run`` would raise, as notes."""
+    """Print errors that ``run`` would raise, as notes, each with its fix."""
     for refusal in refusals:
         common.say(f"note: run refuses this: {common.visible(str(refusal))} [{refusal.code}]", err=True)
+        if refusal.hint:
+            common.say(f"  fix: {common.visible(refusal.hint)}", err=True)
 
 
 def say_unknown(lines: Iterable[str]) -> None:

@@ -52,10 +52,37 @@ def test_same_manifest_without_slip_is_acceptable(tmp_path: Path) -> None:
     assert check(tmp_path, MANIFEST).exit_code == 0
 
 
-def test_role_not_ours_is_note(tmp_path: Path) -> None:
-    done = check(tmp_path, MANIFEST.replace("[agent]\n", '[agent]\nrole = "raeder"\n'))
+def test_first_line_counts_reasons_with_fixes(tmp_path: Path) -> None:
+    document = MANIFEST.replace("[agent]\n", '[agent]\nrole = "raeder"\n')
+    # --host none: this host's own lacks are no reasons.
+    done = check(tmp_path, document.replace('"main.py"', '"absent.py"'), "--host", "none")
     assert done.exit_code == 0
-    assert "(agent.toml:2:8); did you mean `reader`?" in done.stderr
+    assert done.stdout.splitlines()[0].endswith("2 files, well formed; run refuses it on that host: 2 reasons")
+    for reason, fix in (
+        ("role `raeder` is not known (agent.toml:2) [rule_3_role]", "did you mean `reader`?"),
+        ("entry `absent.py` is not a file of the package", "add it, or name another"),
+    ):
+        (note,) = (line for line in done.stderr.splitlines() if reason in line)
+        assert note.startswith("note: run refuses this: ")
+        assert f"{note}\n  fix: {fix}" in done.stderr
+    fine = check(tmp_path, MANIFEST, "--host", "none")
+    assert fine.stdout.splitlines()[0].endswith("2 files, the manifest is acceptable")
+
+
+def test_path_refused_here_hides_no_rule(tmp_path: Path) -> None:
+    read = '[permissions.filesystem]\nread = ["/etc/shadow"]\n[resources]'
+    document = MANIFEST.replace("[agent]\n", '[agent]\nrole = "raeder"\n').replace("[resources]", read)
+    done = check(tmp_path, document)
+    assert "[never_grantable]" in done.stderr
+    assert "[rule_3_role]" in done.stderr
+
+
+def test_command_of_root_needs_no_file(tmp_path: Path) -> None:
+    document = MANIFEST.replace('runtime = "python3"', 'runtime = "command"').replace('"main.py"', '"python3"')
+    assert "is not a file" not in check(tmp_path, document, "--host", "none").stderr
+    # Control: a relative path with a slash names a file of the package.
+    relative = document.replace('"python3"', '"./absent"')
+    assert "entry `./absent` is not a file" in check(tmp_path, relative, "--host", "none").stderr
 
 
 def test_fault_of_grammar_has_its_column_too(tmp_path: Path) -> None:
