@@ -16,6 +16,7 @@ from covenant.cli import common, times
 from policy import errors
 
 if TYPE_CHECKING:
+    from covenant.keys.known_agents import KnownRun
     from covenant.keys.signers import Signer
     from covenant.keys.trust_root import Held, Outcome
     from policy.signing.proposal import Proposal, Side
@@ -144,13 +145,15 @@ def ask_unsigned(
 ) -> None:
     """Name the packages that the version leaves unsigned, and ask whether to go on.
 
+    These are packages below ``places``, and those of the runs of this host.
+
     Raises:
         errors.TrustError: there are some, and nothing can be asked with ``--json``.
         click.Abort: the answer is not yes.
     """
-    from covenant.keys import left_unsigned
+    from covenant.keys import known_agents, left_unsigned
 
-    packages = left_unsigned.packages_below(places)
+    packages = known_agents.packages(places, known_runs(held))
     found = left_unsigned.after(packages, held.root.document, wanted.document, now_ms=times.now_ms())
     for one in found:
         path, by = common.visible(str(one.path)), ", ".join(one.signers)
@@ -164,6 +167,13 @@ def ask_unsigned(
         )
     common.say("they are refused from then on: sign them with a key that stays (covenant manifest sign)", err=True)
     common.confirmed(f"Go on and leave {len(found)} unsigned?")
+
+
+def known_runs(held: Held) -> tuple[KnownRun, ...]:
+    """Return the live and archived runs of this host; none where its state is not ours to read."""
+    from covenant.keys import known_agents
+
+    return () if held.state is None else known_agents.runs(held.state.path)
 
 
 @contextlib.contextmanager

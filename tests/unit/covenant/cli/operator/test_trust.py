@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from covenant.cli.operator import trust_update_steps
 from covenant.keys import identity, trust_root
 from policy import base58, errors
 from policy.signing import envelope, proposal, revocation
+from sandbox.audit import run_archive
 from sandbox.audit.log import Ledger
 from sandbox.storage import atomic_file
 from sandbox.storage.trust_state import State
@@ -709,3 +711,37 @@ def test_yes_leaves_packages_unsigned(covenant_home: Path, tmp_path: Path) -> No
     refused("trust_root", *remove, "--json")
     said = call(*remove, "--yes")
     assert (said.exit_code, "left unsigned: of-bob" in said.output) == (0, True)
+
+
+def test_package_of_archived_run_is_asked_about(covenant_home: Path, tmp_path: Path) -> None:
+    for name in ("ann", "bob"):
+        done("keys", "new", name, "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("trust", "add", "bob", "--sign-with", "ann")
+    place = _agent(tmp_path / "elsewhere", "of-bob", "bob")
+    remove = ("trust", "remove", "bob", "--sign-with", "ann")
+    for package in (tmp_path / "gone", place, place):
+        _archived(covenant_home, "of-bob", package)
+    said = call(*remove, stdin="n\n")
+    assert said.exit_code == 1
+    assert said.output.count(f"left unsigned: of-bob in {place}, signed by bob") == 1
+    assert call(*remove, stdin="y\n").exit_code == 0
+
+
+def _archived(home: Path, agent_id: str, package: Path) -> None:
+    fields = dict.fromkeys(("operator", "parent", "code", "message", "policy_digest", "exit_status"))
+    record = run_archive.ArchivedRun(
+        **fields,  # type: ignore[arg-type]
+        run_id=str(uuid.uuid4()),
+        agent_id=agent_id,
+        package=str(package),
+        issuer="root",
+        status="ok",
+        started_ms=1,
+        ended_ms=2,
+        result_hash_hex=None,
+        denials=0,
+        stderr="",
+        stderr_bytes=0,
+    )
+    run_archive.store(home / "supervisor", record)
