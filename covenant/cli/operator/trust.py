@@ -251,7 +251,7 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
             _say_there(held.root, as_json=as_json)
             return
         places = [home / "agents", *map(Path, by.packages)]
-        trust_update_steps.ask_unsigned(held, wanted, places, yes=by.yes, as_json=as_json)
+        trust_update_steps.ask_unsigned(held, wanted, places, (), yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(
             held,
             home,

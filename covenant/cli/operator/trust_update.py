@@ -233,7 +233,8 @@ def revoke(**options: Any) -> None:
         digest = given["manifest"] if kind == "manifest" else _payload_digest(given["package"], held)
         return change.revoke_manifest(document, digest, now_ms=now_ms, reason=reason)
 
-    trust_update_steps.step(build, options)
+    serials = (given["agent"], given["serial_at_most"]) if kind == "agent" else None
+    trust_update_steps.step(build, options, serials=serials, ends=True)
 
 
 @click.command(epilog=common.examples("covenant trust enforce"))

@@ -121,8 +121,14 @@ def step(
     options: dict[str, Any],
     *,
     spare: Callable[[], Sequence[Signer]] = tuple,
+    serials: tuple[str, int] | None = None,
+    ends: bool = False,
 ) -> None:
-    """Build version N + 1, sign it, install or keep it, and say which; ``options`` are those of ``signing``."""
+    """Build version N + 1, sign it, install or keep it, and say which; ``options`` are those of ``signing``.
+
+    ``serials`` are an agent id and the highest serial that the version revokes: the operator is asked about an agent
+    that this host does not know. ``ends`` says that no run ended.
+    """
     from covenant.keys import trust_root
 
     as_json, by = options.pop("as_json"), signed_by(options)
@@ -133,19 +139,53 @@ def step(
     home, now_ms = common.home(), times.now_ms()
     with changing(home) as held:
         wanted = build(held, home, now_ms)
-        ask_unsigned(held, wanted, [home / "agents", *map(Path, by.packages)], yes=by.yes, as_json=as_json)
+        places = [home / "agents", *map(Path, by.packages)]
+        if serials is not None:
+            ask_unknown(held, *serials, places, yes=by.yes, as_json=as_json)
+        # A revocation is meant to leave packages unsigned, and is not held up by all that ran.
+        ask_unsigned(held, wanted, places, () if ends else known_runs(held), yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(
             held, home, wanted, by.doors(), now_ms=now_ms, when=times.utc, spare=spare(), discard=by.discard
         )
     report(outcome, as_json=as_json)
+    if ends and outcome.decides and not as_json and not outcome.enforced.ended:
+        common.say("ended: no run")
+
+
+def ask_unknown(
+    held: Held, agent_id: str, at_most: int, places: Sequence[Path], *, yes: bool = False, as_json: bool = False
+) -> None:
+    """Say that this host knows no package and no run that a revocation of serials concerns, and ask whether to go on.
+
+    Raises:
+        errors.TrustError: this is so, and nothing can be asked with ``--json``.
+        click.Abort: the answer is not yes.
+    """
+    from covenant.keys import known_agents
+
+    doubt = known_agents.agents(places, known_runs(held)).doubt(agent_id, at_most)
+    if not doubt:
+        return
+    common.say(f"warning: {common.visible(doubt)}", err=True)
+    if yes:
+        return
+    if as_json:
+        raise errors.TrustError(doubt, hint="check the id and the serial (covenant manifest verify), or give --yes")
+    common.confirmed(f"Revoke the serials of `{common.visible(agent_id)}` up to {at_most} anyway?")
 
 
 def ask_unsigned(
-    held: Held, wanted: Proposal, places: Sequence[Path], *, yes: bool = False, as_json: bool = False
+    held: Held,
+    wanted: Proposal,
+    places: Sequence[Path],
+    ran: Sequence[KnownRun],
+    *,
+    yes: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Name the packages that the version leaves unsigned, and ask whether to go on.
 
-    These are packages below ``places``, and those of the runs of this host.
+    These are packages below ``places``, and those of the runs ``ran``.
 
     Raises:
         errors.TrustError: there are some, and nothing can be asked with ``--json``.
@@ -153,7 +193,7 @@ def ask_unsigned(
     """
     from covenant.keys import known_agents, left_unsigned
 
-    packages = known_agents.packages(places, known_runs(held))
+    packages = known_agents.packages(places, ran)
     found = left_unsigned.after(packages, held.root.document, wanted.document, now_ms=times.now_ms())
     for one in found:
         path, by = common.visible(str(one.path)), ", ".join(one.signers)

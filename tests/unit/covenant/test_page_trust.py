@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from covenant.cli import common
+from covenant.cli import common, times
 from policy.signing import keyfile
 from sandbox.storage.trust_state import State
 from tests import signing_kit as kit
@@ -75,6 +75,7 @@ def _run(line: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.cli.operator.trust_update_steps.running_as_root", lambda: root)
     stand_ins: dict[str, Callable[[], str]] = {
         "BOB": lambda: json.loads((folder / "bob-home" / "keys" / "bob.key").read_text())["public"],
+        "SERIAL": lambda: str(times.now_ms()),
         "DIGEST": lambda: _digest(folder / "present.json"),
     }
     if words[1] == "manifest" and "--key" in words and words[-1] == "bob":

@@ -71,7 +71,7 @@ def test_each_verb_is_one_version_in_log_state_and_working_copy(covenant_home: P
         (("rotate", "bob", "--to", "eve", "--revoke", "laptop lost"), "removes `bob`"),
         (("revoke", "--manifest", "0" * 64, "--reason", "it leaks"), "revokes manifest 0000"),
         (
-            ("revoke", "--agent", "hello", "--serial-at-most", "7", "--reason", "old"),
+            ("revoke", "--agent", "hello", "--serial-at-most", "7", "--reason", "old", "--yes"),
             "revokes serials of agent `hello`",
         ),
         (("renew", "--expires", "500d"), "changes `ann`"),
@@ -163,7 +163,8 @@ def test_revocation_is_seen_by_verify(package: Path, public: dict[str, str]) -> 
     assert "it leaks" in refused("revoked", "manifest", "verify", package).message
     done("manifest", "sign", package, "--key", "ann", "--serial", "8")
     done("manifest", "verify", package)
-    done("trust", "revoke", "--agent", "hello", "--serial-at-most", "8", "--reason", "all of them", *BY_ANN)
+    serials = ("--agent", "hello", "--serial-at-most", "8", "--packages", package, "--yes")
+    done("trust", "revoke", *serials, "--reason", "all of them", *BY_ANN)
     assert "all of them" in refused("revoked", "manifest", "verify", package).message
     done("manifest", "sign", package, "--key", "ann", "--serial", "9")
     done("manifest", "verify", package)
@@ -726,6 +727,27 @@ def test_package_of_archived_run_is_asked_about(covenant_home: Path, tmp_path: P
     assert said.exit_code == 1
     assert said.output.count(f"left unsigned: of-bob in {place}, signed by bob") == 1
     assert call(*remove, stdin="y\n").exit_code == 0
+
+
+def test_revoke_of_unknown_agent_is_asked_about(covenant_home: Path, public: dict[str, str]) -> None:
+    _agent(covenant_home, "greeter", "ann")
+    _archived(covenant_home, "archived", Path("/no/such"))
+    revoke = ("trust", "revoke", "--reason", "leaks", *BY_ANN)
+    typo = (*revoke, "--agent", "greter", "--serial-at-most", "7")
+    unknown = "no package and no run of `greter` is known on this host; near: `greeter`"
+    said = call(*typo, stdin="n\n")
+    assert (said.exit_code, unknown in said.stderr) == (1, True)
+    assert unknown in str(refused("trust_root", *typo, "--json"))
+    early = call(*revoke, "--agent", "greeter", "--serial-at-most", "7", stdin="n\n")
+    assert early.exit_code == 1
+    assert "no run of `greeter` with a serial of at most 7 is known on this host; the lowest known is " in early.stderr
+    assert _version() == 1
+    # An id that is unknown here can be revoked, and a known one without this question.
+    said = call(*typo, "--yes")
+    assert (said.exit_code, unknown in said.stderr, "ended: no run\n" in said.stdout) == (0, True, True)
+    for agent_id in ("archived", "greeter"):
+        said = call(*revoke, "--agent", agent_id, "--serial-at-most", str(times.now_ms()), "--yes")
+        assert (said.exit_code, "is known on this host" in said.stderr) == (0, False)
 
 
 def _archived(home: Path, agent_id: str, package: Path) -> None:
