@@ -38,6 +38,8 @@ def new(name: str, no_passphrase: bool, passphrase_file: str | None, as_json: bo
         common.emit({"kind": "key_created", "name": name, "keyid": key.keyid, "public": key.raw.hex()})
     else:
         common.say(key.keyid)
+        hint = f"this is the id of `{name}`; its public key, for `trust add NAME --public`: covenant keys public {name}"
+        common.say(hint, err=True)
 
 
 @keys.command("list", epilog=common.examples("covenant keys list", "covenant keys list --json"))

@@ -65,6 +65,7 @@ def add(name: str | None, public: str | None, agent: str | None, **options: Any)
         from policy.signing import change
 
         trust_root.refuse_identity(home, key)
+        _refuse_keyid(held, home, key)
         end = (
             held.root.document.expires_at
             if expires is None
@@ -159,6 +160,7 @@ def rotate(
         from policy.signing import change
 
         trust_root.refuse_identity(home, key)
+        _refuse_keyid(held, home, key)
         document = held.root.document
         # The new key expires with the old one: replacing a guest's key does not extend its access.
         end = change.find(document, name).expires_at
@@ -304,6 +306,30 @@ def _new_key(
         raise errors.UsageError(
             f"`{public}` is no public key: {e}", hint="covenant keys public NAME prints one"
         ) from None
+
+
+def _refuse_keyid(held: Held, home: Path, key: PublicKey) -> None:
+    """Refuse a public key that is the id of a known key: both are 64 digits, and `keys new` prints the id.
+
+    Raises:
+        errors.UsageError: it is the id of a key file or of a key of the trust root.
+    """
+    from covenant.keys import keystore
+
+    given, stored = key.raw.hex(), list[str]()
+    with contextlib.suppress(errors.CovenantError):  # an unsafe or malformed key file is no reason to refuse another
+        stored = [one.name for one in keystore.entries(home) if one.file.key.keyid == given]
+    listed = [one.name for one in held.root.keys if one.key.keyid == given]
+    if stored:
+        raise errors.UsageError(
+            f"`{given}` is the id of the key `{stored[0]}`, not its public key",
+            hint=f"covenant keys public {stored[0]}",
+        )
+    if listed:
+        raise errors.UsageError(
+            f"`{given}` is the id of the key `{listed[0]}` of the trust root, which is listed already",
+            hint="its operator's `covenant keys public NAME` prints a public key",
+        )
 
 
 def _payload_digest(package: Path, held: Held) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from covenant.cli import times
+from covenant.cli import common, times
 from covenant.cli.operator import trust_update_steps
 from covenant.keys import identity, trust_root
 from policy import base58, errors
@@ -748,6 +748,22 @@ def test_revoke_of_unknown_agent_is_asked_about(covenant_home: Path, public: dic
     for agent_id in ("archived", "greeter"):
         said = call(*revoke, "--agent", agent_id, "--serial-at-most", str(times.now_ms()), "--yes")
         assert (said.exit_code, "is known on this host" in said.stderr) == (0, False)
+
+
+def test_key_id_is_no_public_key(public: dict[str, str]) -> None:
+    made = call("keys", "new", "carol", "--no-passphrase")
+    keyid = made.stdout.strip()
+    assert "this is the id of `carol`; its public key, for `trust add NAME --public`:" in made.stderr
+    error = refused("usage", "trust", "add", "carol", "--public", keyid, *BY_ANN)
+    assert error.message == f"`{keyid}` is the id of the key `carol`, not its public key"
+    assert error.hint == "covenant keys public carol"
+    refused("usage", "trust", "rotate", "ann", "--to-public", keyid, *BY_ANN)
+    # The fix.
+    fixed = done("keys", "public", "carol").strip()
+    done("trust", "add", "carol", "--public", fixed, *BY_ANN)
+    (common.home() / "keys/carol.key").unlink()
+    error = refused("usage", "trust", "add", "dave", "--public", keyid, *BY_ANN)
+    assert "is the id of the key `carol` of the trust root" in error.message
 
 
 def _archived(home: Path, agent_id: str, package: Path) -> None:
