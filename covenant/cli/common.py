@@ -56,6 +56,34 @@ def _is_mine(path: Path) -> bool:
         return True
 
 
+def check_package(path: Path) -> None:
+    """Refuse the path of a package at which there is nothing.
+
+    Raises:
+        errors.PackageError: there is nothing; the fix names a near package, or the path that was looked at.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        from policy.manifest import text
+
+        # A bare name is often meant below agents/.
+        places = [path.parent, *([path.parent / "agents"] if len(path.parts) == 1 else [])]
+        known = {one.name: one for place in reversed(places) for one in _packages_in(place)}
+        near = known.get(path.name) or known.get(text.nearest(path.name, tuple(sorted(known))))
+        hint = f"did you mean `{near}`?" if near else f"there is nothing at {path.absolute()}: give its directory"
+        raise errors.PackageError(f"there is no package `{path}`", hint=hint, where=str(path)) from None
+    except (OSError, ValueError):
+        return  # its reader says what is wrong with it
+
+
+def _packages_in(place: Path) -> list[Path]:
+    try:
+        return [path.parent for path in place.glob("*/agent.toml")]
+    except OSError:
+        return []
+
+
 def emit(document: dict[str, Any]) -> None:
     """Print exactly one JSON document on stdout."""
     write(json.dumps(document, ensure_ascii=True, sort_keys=False) + "\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from policy import errors
+from policy.manifest import text
 from policy.signing import envelope as envelopes
 from policy.signing import keyfile
 from sandbox.storage import atomic_file
@@ -72,11 +73,7 @@ def entries(home: Path) -> tuple[StoredKey, ...]:
     Raises:
         errors.KeyFileError: one of them is malformed or unsafe.
     """
-    if not (home / DIRECTORY).exists():
-        return ()
-    with _opened(home, make=False) as directory:
-        names = sorted(n.removesuffix(_SUFFIX) for n in os.listdir(directory) if n.endswith(_SUFFIX))
-    return tuple(entry(home, name) for name in names if _NAME.fullmatch(name))
+    return tuple(entry(home, name) for name in _names(home))
 
 
 def entry(home: Path, name: str) -> StoredKey:
@@ -95,7 +92,9 @@ def entry(home: Path, name: str) -> StoredKey:
                 directory, file_name, max_bytes=keyfile.MAX_BYTES, where=where, error=errors.KeyFileError
             )
     if raw is None:
-        raise errors.KeyFileError(f"there is no key `{name}`", hint=f"covenant keys new {name}", where=where)
+        near = text.nearest(name, _names(home))
+        hint = f"did you mean `{near}`? If not: covenant keys new {name}" if near else f"covenant keys new {name}"
+        raise errors.KeyFileError(f"there is no key `{name}`", hint=hint, where=where)
     return StoredKey(name, keyfile.read(raw, where=f"{where}/{file_name}"))
 
 
@@ -140,6 +139,14 @@ def check_name(name: str) -> None:
         errors.UsageError: it cannot.
     """
     _file_name(name)
+
+
+def _names(home: Path) -> tuple[str, ...]:
+    if not (home / DIRECTORY).exists():
+        return ()
+    with _opened(home, make=False) as directory:
+        names = sorted(n.removesuffix(_SUFFIX) for n in os.listdir(directory) if n.endswith(_SUFFIX))
+    return tuple(name for name in names if _NAME.fullmatch(name))
 
 
 def _file_name(name: str) -> str:

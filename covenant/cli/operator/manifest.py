@@ -139,6 +139,7 @@ def sign(
     from policy import package as packages
     from policy.signing import envelope
 
+    common.check_package(package)
     lifetime_ms = None if expires is None else times.duration_ms(expires, option="--expires")
     wanted = cosigning.Wanted(serial, lifetime_ms, audience, approve_unlimited)
     door = common.door(name, agent, passphrase_file)
@@ -190,6 +191,7 @@ def verify(package: Path, as_json: bool) -> None:
     """Verify PACKAGE's signature, digests and manifest against the trust root, as `run` would."""
     from sandbox.storage import package_reader as reader
 
+    common.check_package(package)
     read = reader.read(package)
     parsed, trusted, signers, source = _verify(read)
     statement = trusted.statement
@@ -278,6 +280,8 @@ def _read(path: Path | int) -> tuple[Package, Manifest]:
     from policy.manifest import parse
     from sandbox.storage import package_reader as reader
 
+    if isinstance(path, Path):
+        common.check_package(path)
     read = reader.read(path)
     return read, parse.parse(read.manifest)
 

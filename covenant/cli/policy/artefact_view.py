@@ -120,6 +120,7 @@ def package(path: Path, *, parent: Path | None = None, other: OtherHost | None =
     from policy.why import hints
     from sandbox.storage import package_reader as packages
 
+    common.check_package(path)
     read = packages.read(path)
     manifest = decide.manifest_of(read)
     ceiling = None if parent is None else child_ceiling(package(parent, other=other).effective)

@@ -127,6 +127,7 @@ def run(
             f"`{package}` is the id of a run, and `run` starts a package",
             hint="give a package's directory; `covenant logs`, `wait`, `attach` and `attest` take a run",
         )
+    common.check_package(package)
     others = (text, record, user, workspace, resume, wait or None, learn)
     if detach and (keep or as_json or any(one is not None for one in others)):
         raise errors.UsageError(
@@ -190,6 +191,7 @@ def dev(
     as_json: bool,
 ) -> int:
     """Sign PACKAGE with a local key that holds for this agent id on this host only, then run it."""
+    common.check_package(package)
     how = How(raw=raw, record=record, workspace=workspace)
     return _run(package, text, timeout, None, how=how, as_json=as_json, dev=True)
 

@@ -122,6 +122,11 @@ def test_missing_key_is_named(home: Path) -> None:
         keystore.load(home, "ann", _none)
     assert caught.value.hint == "covenant keys new ann"
     assert not (home / "keys").exists()
+    keystore.new(home, "operator", None)
+    for name, hint in {"operater": "did you mean `operator`? If not: ", "someone-else": ""}.items():
+        with pytest.raises(errors.KeyFileError) as caught:
+            keystore.entry(home, name)
+        assert caught.value.hint == f"{hint}covenant keys new {name}"
 
 
 def test_dev_key_is_made_once(home: Path) -> None:

@@ -49,3 +49,23 @@ def test_directory_named_like_run_is_package(package: str, tmp_path: Path, monke
     result = CliRunner().invoke(cli, ["run", "6f1f64c0"])
     assert isinstance(result.exception, errors.UsageError)
     assert "there is no intent" in result.exception.message
+
+
+@pytest.mark.parametrize("verb", [("run",), ("run", "hi"), ("dev",), ("manifest", "check"), ("manifest", "sign")])
+def test_missing_package_names_near_one(
+    verb: tuple[str, ...], package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agents").mkdir()
+    Path(package).rename(tmp_path / "agents/hello")
+    monkeypatch.chdir(tmp_path)
+    words = [*verb[:1], "PATH", "hi"] if verb[-1] == "hi" else [*verb, "PATH"]
+    words += ["--key", "ann"] if verb[-1] == "sign" else []
+    for path, hint in {
+        "agents/helo": "did you mean `agents/hello`?",
+        "helo": "did you mean `agents/hello`?",
+        "hello": "did you mean `agents/hello`?",
+        "other/far": f"there is nothing at {tmp_path}/other/far: give its directory",
+    }.items():
+        result = CliRunner().invoke(cli, [path if word == "PATH" else word for word in words])
+        assert isinstance(result.exception, errors.PackageError), (result.output, result.exception)
+        assert (result.exception.message, result.exception.hint) == (f"there is no package `{path}`", hint)
