@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,9 +16,11 @@ from covenant.cli.policy import artefact_view, manifest_import
 from policy import errors
 
 if TYPE_CHECKING:
+    from covenant.keys.signers import Signer as SigningKey
     from policy.manifest.agent import Manifest
     from policy.package import Package
     from policy.signing.root import OperatorKey
+    from policy.signing.statement import Statement
     from policy.signing.trust import Signer, TrustedPackage
 
 _PACKAGE = click.argument("package", type=click.Path(path_type=Path))
@@ -180,6 +184,7 @@ def sign(
         common.say("approves an unlimited lifetime")
     told.say_grants(parsed)
     told.say_defaults(parsed)
+    _warn_of_refusals(read, parsed, statement, door, "--ssh-agent " * (agent is not None))
 
 
 @manifest.command(
@@ -284,6 +289,19 @@ def _read(path: Path | int) -> tuple[Package, Manifest]:
         common.check_package(path)
     read = reader.read(path)
     return read, parse.parse(read.manifest)
+
+
+def _warn_of_refusals(read: Package, parsed: Manifest, signed: Statement, door: SigningKey, option: str) -> None:
+    """Say on stderr why a run of the signed package would be refused on this host, where this can be known."""
+    known = _known_keys()
+    if known is not None and door.key.keyid not in {one.key.keyid for one in known}:
+        name, typed = common.visible(door.name), common.visible(shlex.quote(door.name))
+        refused = "is not in the trust root of this host: runs here refuse its signature"
+        common.say(f"warning: key `{name}` {refused}", err=True)
+        common.say(f"  fix: covenant trust add {option}{typed} --sign-with ROOTKEY", err=True)
+    if signed.audience is None:
+        with contextlib.suppress(errors.CovenantError):  # this machine may only sign
+            artefact_view.say_errors(artefact_view.judged(read, parsed, None)[0])
 
 
 def _known_keys() -> tuple[OperatorKey, ...] | None:

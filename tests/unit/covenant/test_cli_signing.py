@@ -43,6 +43,23 @@ def trusted(package: Path) -> Path:
     return package
 
 
+def test_sign_warns_of_what_run_refuses_here(trusted: Path) -> None:
+    done("keys", "new", "me", "--no-passphrase")
+    sign = ("manifest", "sign", trusted, "--key", "me", "--fresh")
+    warning = "warning: key `me` is not in the trust root of this host: runs here refuse its signature\n"
+    fix = "covenant trust add me --sign-with ROOTKEY"
+    assert f"{warning}  fix: {fix}\n" in call(*sign).stderr
+    assert "is not in the trust root" not in call("manifest", "sign", trusted, "--key", "ann", "--fresh").stderr
+    done(*fix.replace("ROOTKEY", "ann").split()[1:])
+    manifest = trusted / "agent.toml"
+    manifest.write_text(manifest.read_text().replace("[agent]\n", '[agent]\nrole = "raeder"\n'))
+    said = call(*sign).stderr
+    assert warning not in said
+    assert "role `raeder` is not known (agent.toml:2) [rule_3_role]\n  fix: did you mean `reader`?" in said
+    # Not for this host: what it refuses says nothing.
+    assert call(*sign, "--audience", "elsewhere").stderr == ""
+
+
 # --- keys ---------------------------------------------------------------------------------------
 
 
