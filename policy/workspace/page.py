@@ -58,10 +58,9 @@ def _table(found: Sequence[Change]) -> Iterator[str]:
 
 def _file(change: Change, texts: Mapping[str, tuple[bytes, bytes]]) -> Iterator[str]:
     yield f"<details open><summary>{_WORDS[change.action]} {_text(change.path)}</summary><pre>"
-    for line in unified.lines(change, *texts.get(change.path, (b"", b""))):
-        if not line.startswith(("--- ", "+++ ")):
-            kind = {"+": "add", "-": "del"}.get(line[:1], "")
-            yield f'<span class="{kind}">{_text(line)}</span>'
+    for line in unified.hunks(change, *texts.get(change.path, (b"", b""))):
+        kind = {"+": "add", "-": "del"}.get(line[:1], "")
+        yield f'<span class="{kind}">{_text(line)}</span>'
     yield "</pre></details>"
 
 

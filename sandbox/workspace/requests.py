@@ -241,7 +241,9 @@ def document(change: Change) -> dict[str, Any]:
         "target": change.target,
         "refused": change.refused,
         "conflict": change.conflict,
-        "was": None if base is None else {"kind": base.kind, "mode": base.mode, "size": base.size},
+        "was": None
+        if base is None
+        else {"kind": base.kind, "mode": base.mode, "size": base.size, "target": base.target},
     }
 
 

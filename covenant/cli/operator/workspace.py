@@ -64,7 +64,7 @@ def list_workspaces(as_json: bool) -> None:
 @workspace.command(epilog=common.examples("covenant workspace diff 1f3a", "covenant workspace diff 1f3a --patch"))
 @_RUN
 @_PATHS
-@click.option("--patch", is_flag=True, help="Print a unified diff of the text files.")
+@click.option("--patch", is_flag=True, help="Print a patch that git apply takes, of text files and links.")
 @click.option(
     "--html", "file", type=click.Path(path_type=Path), metavar="FILE", help="Write a page that needs nothing else."
 )
@@ -85,8 +85,7 @@ def diff(run_id: str, paths: tuple[str, ...], patch: bool, file: Path | None, as
         common.emit(answer)
         return
     if patch:
-        for line in review.patch(answer["run_id"], found):
-            common.say(common.visible(line))
+        review.say_patch(answer["run_id"], found)
     else:
         review.say_changes(found, answer["more"])
         review.say_apart(answer["apart"])

@@ -88,7 +88,11 @@ def changes(rows: Sequence[Mapping[str, Any]]) -> list[Change]:
     found = []
     for row in rows:
         was = row["was"]
-        base = None if was is None else LowerEntry(row["path"], was["kind"], was["mode"], was["size"])
+        base = (
+            None
+            if was is None
+            else LowerEntry(row["path"], was["kind"], was["mode"], was["size"], target=was.get("target", ""))
+        )
         found.append(Change(**{name: value for name, value in row.items() if name != "was"}, base=base))
     return found
 

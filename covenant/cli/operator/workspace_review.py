@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -48,13 +49,13 @@ def say_digest(answer: Mapping[str, Any]) -> None:
 
 
 def patch(run: str, found: Sequence[Change], *, here: bool = False) -> Iterator[str]:
-    """Yield the lines of a unified diff."""
+    """Yield the lines of a patch that `git apply` takes."""
     from policy.workspace import unified
 
     wanted = [one.path for one in found if unified.has_text(one)]
     texts = workspace_client.texts(run, wanted, here=here)
     for change in found:
-        yield from unified.lines(change, *texts.get(change.path, (b"", b"")))
+        yield from unified.patch(change, *texts.get(change.path, (b"", b"")))
 
 
 def say_applied(answer: Mapping[str, Any]) -> None:
@@ -81,7 +82,7 @@ def review(run: str, paths: Sequence[str] = (), *, here: bool = False) -> None:
         return
     words = ["yes", "no", "each", "diff", "discard"]
     while (word := _answer("apply these changes?", words)) == "diff":
-        _say_patch(run, found, here=here)
+        say_patch(run, found, here=here)
     if word == "yes":
         answer = workspace_client.ask("apply", here=here, run=run, paths=paths, digest=shown["digest"])
         say_applied(answer)
@@ -134,7 +135,7 @@ def _each(run: str, found: Sequence[Change], *, here: bool) -> None:
         say_changes(question.changes)
         name = common.visible(question.path)
         while (word := _answer(f"apply {name}?", ["yes", "no", "diff", "stop"])) == "diff":
-            _say_patch(run, question.changes, here=here)
+            say_patch(run, question.changes, here=here)
         if word == "stop":
             break
         if word == "yes":
@@ -146,9 +147,12 @@ def _each(run: str, found: Sequence[Change], *, here: bool) -> None:
     say_applied(workspace_client.ask("apply", here=here, run=run, paths=wanted, exact=True, digest=digest))
 
 
-def _say_patch(run: str, found: Sequence[Change], *, here: bool) -> None:
+def say_patch(run: str, found: Sequence[Change], *, here: bool = False) -> None:
+    """Print a patch. On a terminal characters that steer it are written out, and elsewhere each stays as it is."""
+    seen = sys.stdout.isatty()
     for line in patch(run, found, here=here):
-        common.say(common.visible(line))
+        shown = "\t".join(map(common.visible, line.split("\t"))) if seen else line
+        common.write(f"{shown}\n".encode(errors="surrogateescape"))
 
 
 def _answer(question: str, words: Sequence[str]) -> str:

@@ -251,9 +251,9 @@ def test_steps_can_be_done_in_their_order() -> None:
 
 def test_unified_diff_of_text_and_binary() -> None:
     change = Change("a", "modify", "file", 0o644, 3, "b", base=was("a"))
-    assert list(unified.lines(change, b"x\ny\n", b"x\nz\n"))[-4:] == [" x", "-y", "+z", " "]
-    assert list(unified.lines(change, b"\0", b"z")) == ["binary a/a b/a: 3 bytes"]
-    assert list(unified.lines(Change("l", "add", "link", target="t"), b"", b"")) == ["link l -> t"]
+    assert list(unified.lines(change, b"x\ny\n", b"x\nz\n"))[-3:] == [" x", "-y", "+z"]
+    assert list(unified.lines(change, b"\0", b"z")) == ["# binary a: 3 bytes"]
+    assert list(unified.lines(Change("l", "add", "link", target="t"), b"", b""))[-2] == "+t"
 
 
 def test_new_file_with_content_of_removed_one_is_renamed() -> None:
@@ -280,12 +280,12 @@ def test_page_needs_nothing_and_shows_text_as_text() -> None:
 
 def test_unified_diff_tells_what_it_does_not_show() -> None:
     change = Change("a", "modify", "file", 0o777, 5, "b", base=was("a", size=5))
-    assert list(unified.lines(change, b"xy", b"xy")) == [
+    assert list(unified.hunks(change, b"xy", b"xy")) == [
         "# a: mode 644 becomes 777",
         "# a: only the first 2 bytes are compared",
     ]
     # Control: of a file that is shown whole nothing is said.
-    assert list(unified.lines(structs.replace(change, mode=0o644), b"xyxyx", b"xyxyx")) == []
+    assert list(unified.hunks(structs.replace(change, mode=0o644), b"xyxyx", b"xyxyx")) == []
 
 
 def test_many_changes_are_compared_in_seconds() -> None:

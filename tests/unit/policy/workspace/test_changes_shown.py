@@ -19,6 +19,7 @@ def was(path: str, size: int = 1, mode: int = 0o644) -> LowerEntry:
     return LowerEntry(path, "file", mode, size, sha256="a")
 
 
+NO_NEWLINE = '<span class="">\\ No newline at end of file</span>'
 FOUND = [
     change("a", "delete"),
     change("a", "add", "dir", 0o700),
@@ -129,53 +130,59 @@ def test_page_has_the_lines_of_each_file() -> None:
         '<span class="">@@ -1,2 +1,2 @@</span>',
         '<span class=""> x</span>',
         '<span class="del">-y</span>',
+        NO_NEWLINE,
         '<span class="add">+z</span>',
+        NO_NEWLINE,
         "</pre></details>",
         "<details open><summary>+ new new</summary><pre>",
         '<span class="">@@ -0,0 +1 @@</span>',
         '<span class="add">+n</span>',
+        NO_NEWLINE,
         "</pre></details>",
         "<details open><summary>- removed old</summary><pre>",
         '<span class="">@@ -1 +0,0 @@</span>',
         '<span class="del">-o</span>',
+        NO_NEWLINE,
         "</pre></details>",
         "",
     ]
 
 
+GIT, NEW, END = "diff --git a/a b/a", "new file mode 100644", "\\ No newline at end of file"
+
+
 @pytest.mark.parametrize(
     ("one", "old", "new", "shown"),
     [
-        (change("a", "add", size=1), b"", b"x", ["--- /dev/null", "+++ b/a", "@@ -0,0 +1 @@", "+x"]),
+        (change("a", "add", size=1), b"", b"x", [GIT, NEW, "--- /dev/null", "+++ b/a", "@@ -0,0 +1 @@", "+x", END]),
         (
-            change("a", "delete", size=1, base=was("a")),
-            b"x",
+            change("a", "delete", size=2, base=was("a", 2)),
+            b"x\n",
             b"ignored",
-            ["--- a/a", "+++ /dev/null", "@@ -1 +0,0 @@", "-x"],
+            [GIT, "deleted file mode 100644", "--- a/a", "+++ /dev/null", "@@ -1 +0,0 @@", "-x"],
         ),
         (
-            change("a", "modify", size=1, base=was("a")),
+            change("a", "modify", size=2, base=was("a")),
             b"x",
-            b"y",
-            ["--- a/a", "+++ b/a", "@@ -1 +1 @@", "-x", "+y"],
+            b"y\n",
+            [GIT, "--- a/a", "+++ b/a", "@@ -1 +1 @@", "-x", END, "+y"],
         ),
-        (change("a", "add", size=2), b"", b"\xff\xfe", ["binary /dev/null b/a: 2 bytes"]),
-        (change("a", "modify", size=2, base=was("a")), b"x", b"\0\0", ["binary a/a b/a: 2 bytes"]),
-        (change("a", "modify", size=1, base=was("a", 2)), b"\0\0", b"x", ["binary a/a b/a: 1 bytes"]),
-        (change("a", "delete", size=2, base=was("a", 2)), b"\0\0", b"", ["binary a/a /dev/null: 2 bytes"]),
-        (change("a", "mode", mode=0o755, base=was("a")), b"", b"", ["mode file a 755"]),
-        (change("d", "add", "dir", 0o750), b"", b"", ["add dir d 750"]),
-        (change("d", "delete", "dir", 0o750), b"", b"", ["delete dir d 750"]),
-        (change("l", "add", "link", target="t"), b"", b"", ["link l -> t"]),
-        (change("l", "delete", "link", 0o777, target="t"), b"", b"", ["delete link l 777"]),
-        (change("o", "add", "other", refused="no"), b"", b"", ["# o: refused: no", "add other o 644"]),
-        (change("d", "mode", "dir", conflict="c"), b"", b"", ["# d: conflict: c", "mode dir d 644"]),
-        (change("d", "mode", "dir", refused="r", conflict="c"), b"", b"", ["# d: refused: r", "mode dir d 644"]),
+        (change("a", "add"), b"", b"", [GIT, NEW]),
+        (change("a", "add", size=2), b"", b"\xff\xfe", ["# binary a: 2 bytes"]),
+        (change("a", "modify", size=2, base=was("a")), b"x", b"\0\0", ["# binary a: 2 bytes"]),
+        (change("a", "modify", size=1, base=was("a", 2)), b"\0\0", b"x", ["# binary a: 1 bytes"]),
+        (change("a", "delete", size=2, base=was("a", 2)), b"\0\0", b"", ["# binary a: 2 bytes"]),
+        (change("a", "mode", mode=0o755, base=was("a")), b"", b"", [GIT, "old mode 100644", "new mode 100755"]),
+        (change("d", "add", "dir", 0o750), b"", b"", ["# add dir d 750"]),
+        (change("d", "delete", "dir", 0o750), b"", b"", ["# delete dir d 750"]),
+        (change("o", "add", "other", refused="no"), b"", b"", ["# o: refused: no", "# add other o 644"]),
+        (change("d", "mode", "dir", conflict="c"), b"", b"", ["# d: conflict: c", "# mode dir d 644"]),
+        (change("d", "mode", "dir", refused="r", conflict="c"), b"", b"", ["# d: refused: r", "# mode dir d 644"]),
+        (change("a", "add", refused="r"), b"", b"", ["# a: refused: r", f"# {GIT}", f"# {NEW}"]),
     ],
 )
 def test_unified_diff_of_each_change(one: Change, old: bytes, new: bytes, shown: list[str]) -> None:
-    lines = list(unified.lines(one, old, new))
-    assert [line.strip() for line in lines] == shown
+    assert list(unified.patch(one, old, new)) == shown
 
 
 @pytest.mark.parametrize(
@@ -205,9 +212,10 @@ def test_only_contents_of_files_are_compared() -> None:
 
 def test_new_mode_of_changed_file_is_told() -> None:
     one = change("a", "modify", mode=0o755, size=1, base=was("a"))
-    assert next(unified.lines(one, b"x", b"y")) == "# a: mode 644 becomes 755"
-    assert not next(unified.lines(structs.replace(one, mode=0o644), b"x", b"y")).startswith("#")
-    assert list(unified.lines(structs.replace(one, action="mode"), b"", b"")) == ["mode file a 755"]
+    told = "# a: mode 644 becomes 755"
+    assert next(unified.hunks(one, b"x", b"y")) == told
+    assert told not in list(unified.hunks(structs.replace(one, mode=0o644), b"x", b"y"))
+    assert list(unified.patch(one, b"x", b"x")) == [told, GIT, "old mode 100644", "new mode 100755"]
 
 
 def test_last_names_are_told_by_form() -> None:
