@@ -80,7 +80,7 @@ def hunks(change: Change, old: bytes, new: bytes) -> Iterator[str]:
         return
     if change.kind == "file" and (cut := _cut(change, old, new)):
         yield f"# {quoted(change.path)}: only the first {cut} bytes are compared"
-    for number, line in enumerate(difflib.unified_diff(*texts)):
+    for number, line in enumerate(difflib.unified_diff(texts[0], texts[1])):
         if number > 1:  # behind the two lines of its header
             yield line.removesuffix("\n")
             if not line.endswith("\n"):

@@ -92,6 +92,7 @@ class WorkspaceRequests(Struct, frozen=True):
         place = self._find(run)
         with self._opened(place) as one:
             found, record = one.changes(), one.record
+            _count(place, found)
         asked = selection.asked(found, paths, exact=exact)
         chosen = selection.chosen(found, paths, exact=exact)
         rows, more = _rows(asked)
@@ -101,6 +102,7 @@ class WorkspaceRequests(Struct, frozen=True):
             "apply": record.apply,
             "digest": selection.digest(chosen),
             "applicable": len(chosen),
+            "held": _held(asked),
             "changes": rows,
             "more": more,
             "apart": record.terms.apart,
@@ -147,6 +149,7 @@ class WorkspaceRequests(Struct, frozen=True):
                 self._log("workspace_applied", one.record, _about_changes(changes, permit))
 
             done = one.apply(paths, exact=exact, permit=permit, log=log)
+            _count(place, done.left)
         # Removed when nothing is left in it.
         if not done.left and not done.kept and not one.record.keeps:
             operations.discard(place, seconds=self.who.seconds)
@@ -228,6 +231,16 @@ class WorkspaceRequests(Struct, frozen=True):
         self.log(kind, {**run, **fields})
 
 
+def _held(found: Iterable[Change]) -> int:
+    return sum(not one.is_applicable() for one in found)
+
+
+def _count(place: WorkspaceDirectory, found: Sequence[Change]) -> None:
+    """Write the numbers down for `list`. A full disk keeps no one from looking or applying."""
+    with contextlib.suppress(OSError, errors.CovenantError):
+        place.count(len(found), _held(found))
+
+
 def document(change: Change) -> dict[str, Any]:
     """Return one change as a document; ``was`` is what the directory has there."""
     base = change.base
@@ -273,6 +286,8 @@ def _listed(one: WorkspaceDirectory, record: WorkspaceRecord) -> dict[str, Any]:
         **_about(record),
         "settled": record.settled,
         "changes": record.changes,
+        "compared": record.compared,
+        "held": record.held,
         "apply": record.apply,
         "keeps": record.keeps,
         "package": record.package,

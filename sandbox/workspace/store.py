@@ -49,7 +49,8 @@ class WorkspaceRecord(Struct, frozen=True):
     ``started_ns`` is the time of the overlay (nanoseconds since 1970). ``settled`` says that the run is over and its
     image was left in order. ``uid`` is the user that asked for the run: the workspace is that user's, and root's.
     ``role`` is the agent's, ``package`` the path of its package, empty for a command that was typed. ``keeps`` says
-    that it stays when nothing is changed in it.
+    that it stays when nothing is changed in it. ``changes`` are the entries that the run left, or with ``compared``
+    the changes of the latest comparison; ``held`` of them are not applied.
     """
 
     run_id: str
@@ -70,6 +71,8 @@ class WorkspaceRecord(Struct, frozen=True):
     role: str | None = None
     package: str = ""
     keeps: bool = False
+    compared: bool = False
+    held: int = 0
 
 
 class UserLimits(Struct, frozen=True):
@@ -215,7 +218,14 @@ class WorkspaceDirectory:
 
     def settle(self, changes: int) -> None:
         """Write down that its run is over and how many changes it left."""
-        self.write(structs.replace(self.record(), settled=True, changes=changes))
+        self.write(structs.replace(self.record(), settled=True, changes=changes, compared=False, held=0))
+
+    def count(self, changes: int, held: int) -> None:
+        """Write down the numbers of a comparison: of all changes, and of those that are not applied."""
+        before = self.record()
+        after = structs.replace(before, changes=changes, compared=True, held=held)
+        if after != before:
+            self.write(after)
 
     def resumed(self, other: WorkspaceDirectory, record: WorkspaceRecord) -> None:
         """Give the changes to another run: this workspace becomes ``other``, with its record.

@@ -50,12 +50,16 @@ def test_page_can_be_followed(typist: Typist) -> None:
             typist.typed("covenant exec --quiet --workspace project -- touch src/b")
             run = json.loads(typist.typed("covenant workspace list --json")[0])["workspaces"][0]["run_id"][:8]
         shown[line] = typist.typed(line.replace("RUN", run))[0]
+        if line == "covenant workspace apply RUN notes.txt":
+            assert typist.typed("covenant workspace list")[0].endswith(" 3 changes\n")
     assert shown["covenant workspace diff RUN"].splitlines() == [
         *("~ notes.txt  11 bytes", "- old.txt", "+ src/", "+ src/a.txt  4 bytes")
     ]
     assert "+more" in shown["covenant workspace diff RUN --patch"]
     assert "+more" in (typist.place / "changes.html").read_text()
-    assert shown["covenant workspace apply RUN notes.txt"].startswith("applied 1 changes\nnot applied")
+    assert shown["covenant workspace apply RUN notes.txt"].startswith(
+        "applied 1 change\nstill in the workspace: 3 changes\n"
+    )
     assert shown["covenant workspace apply RUN"] == "applied 3 changes\n"
     assert sorted(str(path.relative_to(project)) for path in project.rglob("*")) == ["notes.txt", "src", "src/a.txt"]
     assert (project / "notes.txt").read_text() == "notes\nmore\n"

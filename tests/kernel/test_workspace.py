@@ -172,7 +172,7 @@ def test_session_in_terminal_asks_at_its_end(home: Home, project: Path, word: st
 def test_session_without_terminal_says_what_is_kept(home: Home, project: Path) -> None:
     done = home.exec("--workspace", project, "--", "sh", "-c", "echo new > n.txt")
     (one,) = listed(home)
-    assert f"workspace: 1 changes are kept; covenant workspace diff {one['run_id'][:8]}" in done.stderr.decode()
+    assert f"workspace: 1 change; covenant workspace diff {one['run_id'][:8]}" in done.stderr.decode()
     assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
 
 

@@ -175,7 +175,7 @@ def test_user_resumes_its_own_as_bound_as_before(served: Served, top: Path) -> N
     terms = 'mask = ["*.secret"]\nprotect = ["deploy/**"]\napply = "operator"\n'
     first = run(served, resuming(served, top, terms), "--workspace", str(mine), uid=CALLER)
     assert (first.returncode, first.stdout) == (0, "in.txt\n"), first.stderr
-    assert "workspace: 1 changes are kept; covenant workspace diff" in first.stderr
+    assert "workspace: 1 change; covenant workspace diff" in first.stderr
     (one,) = json.loads(of_user(served, "list", "--json").stdout)["workspaces"]
     resume = ("--resume", one["run_id"][:8])
     looser = {

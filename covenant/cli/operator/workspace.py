@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import codecs
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -49,7 +49,7 @@ def list_workspaces(as_json: bool) -> None:
         return
     rows = []
     for one in answer["workspaces"]:
-        state = f"{one['changes']} changes" if one["settled"] else "in use, or cut off"
+        state = _state(one)
         size = f"{-(-one['bytes'] // (1 << 20))} MiB"
         age = times.age(times.now_ms() - one["started_ms"])
         rows.append((one["run_id"][:8], age, size, one["agent_id"], one["directory"], state))
@@ -59,6 +59,12 @@ def list_workspaces(as_json: bool) -> None:
             common.say(line)
     for name in answer["damaged"]:
         common.say(f"damaged: {common.visible(name)}; fix: covenant workspace discard {common.visible(name)}", err=True)
+
+
+def _state(one: Mapping[str, Any]) -> str:
+    if not one["settled"]:
+        return "in use, or cut off"
+    return review.counted(one["changes"], one["held"]) if one["compared"] else "not compared yet"
 
 
 @workspace.command(epilog=common.examples("covenant workspace diff 1f3a", "covenant workspace diff 1f3a --patch"))
@@ -134,7 +140,7 @@ def _say_about(run_id: str, *, as_json: bool) -> None:
         return
     for name in ("run_id", "agent_id", "directory", "policy_digest", "apply"):
         common.say(f"{name.replace('_', ' ')}: {common.visible(str(answer[name]))}")
-    common.say(f"changes: {len(answer['changes']) + answer['more']}, {answer['applicable']} can be applied")
+    common.say(f"changes: {review.counted(len(answer['changes']) + answer['more'], answer['held'])}")
     common.say(f"digest: {answer['digest']}")
 
 

@@ -34,6 +34,12 @@ def say_changes(found: Sequence[Change], more: int = 0) -> None:
         common.say(f"and {more} more")
 
 
+def counted(changes: int, held: int = 0) -> str:
+    """Return the number of changes in words, with those that are not applied."""
+    words = f"{changes} change" if changes == 1 else f"{changes} changes"
+    return f"{words}, {held} of them not applied" if held else words
+
+
 def say_apart(apart: Mapping[str, str]) -> None:
     """Print the directories of which nothing is applied, on stderr."""
     from policy.workspace.changes import APART
@@ -45,6 +51,8 @@ def say_apart(apart: Mapping[str, str]) -> None:
 def say_digest(answer: Mapping[str, Any]) -> None:
     """Print the digest of the changes that an apply would do, on stderr."""
     if answer["applicable"]:
+        number = len(answer["changes"]) + answer["more"]
+        common.say(counted(number, answer["held"]), err=True)
         common.say(f"digest of the {answer['applicable']} that can be applied: {answer['digest']}", err=True)
 
 
@@ -60,13 +68,15 @@ def patch(run: str, found: Sequence[Change], *, here: bool = False) -> Iterator[
 
 def say_applied(answer: Mapping[str, Any]) -> None:
     """Print what an apply did, and what it left."""
-    common.say(f"applied {answer['count']} changes")
+    common.say(f"applied {counted(answer['count'])}")
     for kept in answer["kept"]:
         line = f"note: the host changed {kept['path']} at that moment; its content is {kept['name']}"
         common.say(common.visible(line))
     if answer["left"]:
-        common.say(f"not applied, and still in the workspace: {len(answer['left'])}")
-        say_changes(workspace_client.changes(answer["left"]), answer["more"])
+        left = workspace_client.changes(answer["left"])
+        held = sum(not one.is_applicable() for one in left)
+        common.say(f"still in the workspace: {counted(len(left), held)}")
+        say_changes(left, answer["more"])
 
 
 def review(run: str, paths: Sequence[str] = (), *, here: bool = False) -> None:
@@ -108,7 +118,18 @@ def end_session(run_id: str, *, ask: bool, here: bool) -> None:
         if run_id in left:
             common.say(f"kept: covenant workspace diff {run_id[:8]}")
         return
-    common.say(f"workspace: {one['changes']} changes are kept; covenant workspace diff {run_id[:8]}", err=True)
+    common.say(f"workspace: {_kept(run_id, here=here)}; covenant workspace diff {run_id[:8]}", err=True)
+
+
+def _kept(run_id: str, *, here: bool) -> str:
+    """Return how many changes a session left. Its end is not an error when they cannot be compared."""
+    from policy import errors
+
+    try:
+        shown = workspace_client.ask("diff", here=here, run=run_id)
+    except errors.CovenantError:
+        return "changes are kept"
+    return counted(len(shown["changes"]) + shown["more"], shown["held"])
 
 
 def _may_ask(shown: Mapping[str, Any]) -> bool:
