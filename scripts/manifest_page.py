@@ -152,7 +152,7 @@ def _value(info: FieldInfo) -> str:
         items = next(iter(typing.get_args(shape)))
         if choices:
             return f"array of {_choices(choices)}"
-        return "array of " + (_NUMBERS if typing.get_origin(items) is tuple else "strings")
+        return _array(items)
     if choices:
         return _choices(choices)
     if shape is bool:
@@ -161,6 +161,17 @@ def _value(info: FieldInfo) -> str:
         low, high = report.bounds(info.metadata)
         return f"integer, {low} to {high}"
     return "string"
+
+
+def _array(items: Any) -> str:
+    """The type of a list, by that of its items. Pairs of strings are written as a table."""
+    if typing.get_args(items) == (str, str):
+        return "table of strings"
+    if typing.get_origin(items) is tuple:
+        return f"array of {_NUMBERS}"
+    # An item that is written as text has a validator around its model.
+    is_table = isinstance(items, type) and issubclass(items, fields.Section)
+    return "array of tables" if is_table else "array of strings"
 
 
 def _choices(values: list[str]) -> str:

@@ -37,6 +37,17 @@ def test_page_names_every_key_of_full_manifest() -> None:
             assert f"| `{key}` |" in section, f"[{name}] {key}"
 
 
+def test_page_names_tables_as_tables() -> None:
+    pages = manifest_page.pages()
+    assert "| `env` | table of strings |" in pages["manifest-keys.md"]
+    grants = pages["manifest-grants.md"]
+    assert "| `may_grant` | array of tables |" in grants
+    assert "| `allow` | array of tables |" in grants.split("\n## [services.models]\n", 1)[1].split("\n## ", 1)[0]
+    assert (
+        "| `allow` | array of strings |" in grants.split("\n## [permissions.executables]\n", 1)[1].split("\n## ", 1)[0]
+    )
+
+
 if __name__ == "__main__":
     for name, text in manifest_page.pages().items():
         (DOCS / name).write_text(text)
