@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Iterator
 from typing import Final
 
@@ -67,8 +66,8 @@ def lines(change: Change, old: bytes, new: bytes) -> Iterator[str]:
 def hunks(change: Change, old: bytes, new: bytes) -> Iterator[str]:
     """Yield the differences of the two contents, without the ends of the lines. A binary file is told by its size."""
     if change.kind == "link":
-        target = os.fsencode(change.target)
-        before = b"" if change.base is None else os.fsencode(change.base.target)
+        target = change.target.encode(errors="surrogateescape")
+        before = b"" if change.base is None else change.base.target.encode(errors="surrogateescape")
         old, new = (target, b"") if change.action == "delete" else (before, target)
     elif not has_text(change):
         return
@@ -97,7 +96,7 @@ def quoted(path: str) -> str:
 def _escaped(ch: str) -> str:
     if ch in _ESCAPED:
         return _ESCAPED[ch]
-    return ch if ch.isprintable() else "".join(f"\\{byte:03o}" for byte in os.fsencode(ch))
+    return ch if ch.isprintable() else "".join(f"\\{byte:03o}" for byte in ch.encode(errors="surrogateescape"))
 
 
 def _header(sign: str, name: str) -> str:
