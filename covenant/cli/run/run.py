@@ -379,7 +379,7 @@ def _here(
         with supervisor.logged(issuer):
             package, dev_id = packages.read(source) if isinstance(source, Path) else source, ""
             if dev:
-                package, dev_id = _signed_for_dev(package, supervisor)
+                package, dev_id = _signed_for_dev(package, supervisor, quiet=connection is not None and as_json)
         waiting = ExitStack() if shown is None else shown.waiting
         beside = packages.beside(source) if isinstance(source, Path) else nullcontext()
         with beside as children, waiting, _given(how) as given:
@@ -426,7 +426,7 @@ def _say_whose(home: Path, supervisor: Supervisor) -> None:
     common.say(f"home {common.visible(str(home))}, state {common.visible(str(supervisor.path))}, {trust}", err=True)
 
 
-def _signed_for_dev(read: Package, supervisor: Supervisor) -> tuple[Package, str]:
+def _signed_for_dev(read: Package, supervisor: Supervisor, *, quiet: bool) -> tuple[Package, str]:
     """Return the package with the local key's envelope, and the agent id that the key may sign."""
     from covenant.keys import signing
     from policy import decide
@@ -435,10 +435,11 @@ def _signed_for_dev(read: Package, supervisor: Supervisor) -> tuple[Package, str
     now_ms = int(time.time() * 1000)
     signed, dev_state = signing.dev(read, manifest, supervisor.state, host=supervisor.config.host, now_ms=now_ms)
     dev_state.close()
-    common.say(
-        "dev: signed with a local key that holds for this agent id on this host; not an operator's signature",
-        err=True,
-    )
+    if not quiet:
+        common.say(
+            "dev: signed with a local key that holds for this agent id on this host; not an operator's signature",
+            err=True,
+        )
     return signed, manifest.agent.id
 
 
