@@ -9,6 +9,8 @@ from policy.rules import items
 from policy.rules.case import Case
 
 _SHOWN = 6  # how many grants of the ceiling a hint lists
+_NO_ROLE = "no role allows all of it: leave `role` out, or take the grant out"
+_PARENT = "grant it to the parent too, or take it out"
 
 
 def role_subset(case: Case) -> None:
@@ -26,9 +28,16 @@ def role_subset(case: Case) -> None:
         raise errors.RoleViolation(
             f"role {text.quote(name)} is not known", grant="agent.role", hint=hint, where=case.where("agent.role")
         )
-    over = items.excess(case.manifest, case.requested, case.roles.ceiling(name))
+    over = _beyond(case, name)
     if over:
-        _refuse(case, errors.RoleViolation, over, f"role `{name}`", case.roles.ceiling(name))
+        wide = [one for one in case.roles.by_name if not _beyond(case, one)]
+        other = f"name a role that allows all of it ({', '.join(wide)}), or leave `role` out" if wide else _NO_ROLE
+        _refuse(case, errors.RoleViolation, over, f"role `{name}`", case.roles.ceiling(name), mend=other)
+
+
+def _beyond(case: Case, role: str) -> tuple[items.Excess, ...]:
+    """Return the grants that the ceiling of a role lacks."""
+    return items.excess(case.manifest, case.requested, case.roles.ceiling(role))
 
 
 def parent_intersection(case: Case) -> None:
@@ -57,7 +66,7 @@ def parent_intersection(case: Case) -> None:
         )
     if parent is not None and outcome is not None and outcome.removed and case.on_excess != "narrow":
         over, who = items.excess(case.manifest, case.requested, parent.ceiling), f"parent `{parent.agent_id}`"
-        _refuse(case, errors.ParentViolation, over, who, parent.ceiling, domains=outcome.report())
+        _refuse(case, errors.ParentViolation, over, who, parent.ceiling, mend=_PARENT, domains=outcome.report())
     _check_read_hosts(case)
 
 
@@ -81,9 +90,11 @@ def _refuse(
     over: tuple[items.Excess, ...],
     bound: str,
     ceiling: Effective,
+    *,
+    mend: str,
     **details: object,
 ) -> None:
-    """Raise for the first excess; the hint says what the bound allows there, ``details`` list every excess."""
+    """Raise for the first excess; the hint says what the bound allows there and ``mend``, ``details`` list them all."""
     first = over[0]
     allowed = getattr(ceiling, first.domain).describe()
     shown = ", ".join(text.visible(line) for line in allowed[:_SHOWN]) + (", ..." if len(allowed) > _SHOWN else "")
@@ -91,7 +102,7 @@ def _refuse(
     raise kind(
         f"{text.quote('; '.join(first.lines))} is not within {bound}",
         grant=first.grant,
-        hint=f"it allows in {first.domain}: {shown or 'nothing'}",
+        hint=f"it allows in {first.domain}: {shown or 'nothing'}; {mend}",
         where=case.where(first.grant),
         excess=rows,
         **details,

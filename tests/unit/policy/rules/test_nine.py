@@ -442,6 +442,7 @@ def test_reject_reports_same_and_lists_every_excess() -> None:
     assert [row["grant"] for row in rows] == ["permissions.filesystem.read[1]", "resources.memory_mb"]
     assert caught.value.details["domains"]["filesystem"]["removed"] == ["read /srv/other"]
     assert "it allows in filesystem: read /srv/docs" in caught.value.hint
+    assert caught.value.hint.endswith("; grant it to the parent too, or take it out")
 
 
 def test_narrowed_resources_are_what_later_rules_see() -> None:
