@@ -384,8 +384,27 @@ def parse(raw: bytes, *, file: str, state: Path) -> Config:
     except pydantic.ValidationError as e:
         first = e.errors(include_url=False, include_context=False)[0]
         key = text.visible(".".join(str(part) for part in first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise errors.ConfigError(
+                f"`{key}` is no key of the configuration", hint=_known(first["loc"]), where=file
+            ) from e
         message = first["msg"].removeprefix("Value error, ").lower()
         raise errors.ConfigError(f"configuration key `{key}`: {message}", where=file) from e
+
+
+def _known(place: tuple[int | str, ...]) -> str:
+    """Return the key that is nearest to an unknown one, and those that are known beside it."""
+    tables = {"tls": TlsSettings, "proxy": ProxySettings, "vault": VaultSettings}
+    model = tables.get(str(place[0]), Config) if len(place) > 1 else Config
+    known = tuple(name for name in sorted(model.model_fields) if name != "state")
+    near = text.nearest(str(place[-1]), known)
+    return (f"did you mean `{near}`? " if near else "") + f"known here: {', '.join(known)}"
+
+
+def file_of(state: Path) -> Path:
+    """Return the path of the configuration that ``load`` reads, or of the state's own where there is none."""
+    own = state / "config.toml"
+    return SYSTEM_FILE if not os.path.lexists(own) and os.path.lexists(SYSTEM_FILE) else own
 
 
 def read_private(path: Path) -> bytes | None:

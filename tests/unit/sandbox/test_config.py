@@ -228,3 +228,28 @@ def test_odd_collector_is_refused(otlp: str) -> None:
         _parse(f'[export]\notlp = "{otlp}"\n')
     for fine in ("http://127.0.0.1:4318", "http://[::1]:4318/otlp", "https://collector.example"):
         assert _parse(f'[export]\notlp = "{fine}"\n').export.otlp == fine
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "near"),
+    [
+        ('[vualt]\nkey = "/k"\n', "`vualt` is no key of the configuration", "did you mean `vault`? known here: "),
+        ('[vault]\nkye = "/k"\n', "`vault.kye` is no key of the configuration", "did you mean `key`? known here: "),
+        ("nonsense_word = 1\n", "`nonsense_word` is no key of the configuration", "known here: agents, "),
+    ],
+)
+def test_unknown_key_names_nearest_one(text: str, message: str, near: str) -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        _parse(text)
+    assert (caught.value.message, caught.value.where) == (message, "config.toml")
+    assert caught.value.hint.startswith(near)
+
+
+def test_file_of_state_is_the_one_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system, own = tmp_path / "system.toml", tmp_path / "config.toml"
+    monkeypatch.setattr(config, "SYSTEM_FILE", system)
+    assert config.file_of(tmp_path) == own
+    system.write_text("")
+    assert config.file_of(tmp_path) == system
+    own.write_text("")
+    assert config.file_of(tmp_path) == own
