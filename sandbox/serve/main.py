@@ -52,6 +52,12 @@ def serve(state: Path) -> None:
     """
     if not state.is_absolute():
         raise errors.HomeError(f"`{state}` is not an absolute path")
+    if not os.path.lexists(state):
+        raise errors.HomeError(
+            f"there is no directory `{state}`",
+            hint=f"install -d -m 0700 {state}, or name another: covenant-supervisor --state DIRECTORY",
+            where=str(state),
+        )
     with contextlib.ExitStack() as stack:
         # A unit's cgroup is found, or asked of systemd, once, and every process of ours is below it.
         cgroup.Hierarchies.read()
