@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from policy.host import RunscFacts
-from sandbox.config import Config, trusted_binary
+from sandbox.config import Config, file_of, trusted_binary
 from sandbox.host import facts as host_facts
 from sandbox.host import runsc_network
 from sandbox.kernel.net import nft, second_reader
@@ -98,7 +98,7 @@ def _by_proxy(config: Config) -> Look:
         socket.create_connection((host, port), _PROXY_SECONDS).close()
     except OSError as e:
         found = f"the proxy {host}:{port} does not answer ({e.strerror or e}): agents reach no network"
-        return MISSING, found, "start it, or write its place as [proxy] url in config.toml"
+        return MISSING, found, f"start it, or write its place as [proxy] url in {file_of(config.state)}"
     return OK, f"agents reach tls destinations by the proxy {host}:{port} alone, and no interface of this host", ""
 
 
@@ -121,16 +121,16 @@ def names(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> 
         errors.HostError: Raised when there is no resolver.
     """
     known, ours = resolvers.of(config), bool(config.resolvers)
-    place = "config.toml" if ours else "the resolv.conf of this host"
+    place = str(file_of(config.state)) if ours else "the resolv.conf of this host"
     faults = {one: fault for one in known if (fault := resolvers.fault_of(one))}
     if not faults:
         return OK, f"{', '.join(known)} {'answer' if len(known) > 1 else 'answers'} ({place})", ""
     found = "; ".join(f"{one} {fault}" for one, fault in faults.items())
     fine = ", ".join(f'"{one}"' for one in known if one not in faults) or '"ADDRESS"'
     if ours:
-        fix = f"write resolvers = [{fine}] in config.toml, with addresses that answer"
+        fix = f"write resolvers = [{fine}] in {file_of(config.state)}, with addresses that answer"
     else:
-        fix = f"mend resolv.conf, or write resolvers = [{fine}] in config.toml"
+        fix = f"mend resolv.conf, or write resolvers = [{fine}] in {file_of(config.state)}"
     if len(faults) == len(known):
         return MISSING, f"no name is resolved: {found} ({place})", fix
     return DEGRADED, f"{found}; the others answer ({place})", fix

@@ -18,7 +18,7 @@ from policy import data, errors
 from policy.grants.effective import Effective
 from policy.host import CgroupFacts, Closure, GrantedPath, HostFacts, NetworkFacts, RunscFacts, VolumeFacts
 from policy.manifest.agent import Manifest
-from sandbox.config import Config, trusted_binary
+from sandbox.config import Config, file_of, trusted_binary
 from sandbox.host import memory as host_memory
 from sandbox.host import started
 from sandbox.kernel import small_files
@@ -246,7 +246,7 @@ def network_facts(config: Config) -> NetworkFacts:
     if config.proxy.url:
         return NetworkFacts("", "", stack, links=True)
     if not config.uplink:
-        mend = 'write uplink = "NAME" in config.toml, an interface that `ip link` shows'
+        mend = f'write uplink = "NAME" in {file_of(config.state)}, an interface that `ip link` shows'
         return NetworkFacts("an uplink", mend, stack, links=True)
     if not _NET.joinpath("ipv4", "conf", config.uplink).is_dir():
         mend = "name an interface that `ip link` shows"

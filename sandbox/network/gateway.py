@@ -22,7 +22,7 @@ from typing import Any
 
 from policy import denials, errors
 from policy.compile.artefacts import Artefacts
-from sandbox.config import Config, trusted_binary
+from sandbox.config import Config, file_of, trusted_binary
 from sandbox.kernel.net import conntrack, nflog, nft
 from sandbox.kernel.net import netns as spaces
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
@@ -143,7 +143,7 @@ def opened(
     if not config.uplink and not is_off:
         raise errors.NotEnforceableError(
             "a network needs an uplink, and none is named",
-            hint='write uplink = "NAME" in config.toml, with an interface that `ip link` shows',
+            hint=f'write uplink = "NAME" in {file_of(config.state)}, with an interface that `ip link` shows',
             grant="resources.network",
         )
     binary = trusted_binary(config.nft)

@@ -41,7 +41,7 @@ def of(config: Config, *, hosts_file: Path = HOSTS_FILE) -> tuple[str, ...]:
     if not found:
         raise errors.HostError(
             f"{hosts_file} names no resolver",
-            hint='write resolvers = ["ADDRESS"] in the supervisor\'s config.toml',
+            hint=f'write resolvers = ["ADDRESS"] in {host_config.file_of(config.state)}',
         )
     return found[:MOST]
 

@@ -31,6 +31,7 @@ from sandbox.vault.backend import Before, Change, OpenedSecret, SecretEntry
 from sandbox.vault.embedded_format import Ciphertext, Document, Head, Lock, SecretRecord
 from sandbox.vault.keys import Key
 
+_INIT = "covenant vault init; if [vault] key is not configured: covenant vault init --key-file FILE"
 FOLDER, FILE, HEAD = "vault", "vault.json", "vault-head.json"
 
 KeySource = Callable[[], contextlib.AbstractContextManager[Key]]
@@ -181,7 +182,7 @@ class FileVault:
         head, raw = self._head(state), self._raw(folder)
         if raw is None:
             gone = head is not None and head.generation
-            hint = "restore it from a backup" if gone else "covenant vault init"
+            hint = "restore it from a backup" if gone else _INIT
             raise errors.VaultError("the vault is gone" if gone else "there is no vault", hint=hint, where=self._where)
         if head is None:
             raise self._damaged("its head is gone")
@@ -283,7 +284,7 @@ class FileVault:
             state = atomic_file.open_directory(self._state, error=errors.VaultError)
             stack.callback(os.close, state)
             if not make and not _exists(state):
-                raise errors.VaultError("there is no vault", hint="covenant vault init", where=self._where)
+                raise errors.VaultError("there is no vault", hint=_INIT, where=self._where)
             folder = atomic_file.open_subdirectory(
                 state, FOLDER, where=str(self._state), make=make, error=errors.VaultError
             )

@@ -129,7 +129,10 @@ def test_variable_with_name_of_secret(home: Home) -> None:
     assert fix.startswith("leave --env TOKEN out")
     # Without it the session asks for the vault, as its fix says.
     message, fix = home.refused("--secret", "TOKEN", "--", "env")
-    assert (message.split(" (")[0], fix) == ("there is no vault", "covenant vault init")
+    assert (message.split(" (")[0], fix) == (
+        "there is no vault",
+        "covenant vault init; if [vault] key is not configured: covenant vault init --key-file FILE",
+    )
 
 
 def test_variable_of_loader_is_refused(home: Home) -> None:

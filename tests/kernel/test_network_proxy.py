@@ -168,7 +168,7 @@ def test_doctor_says_whether_the_proxy_answers(world: InjectWorld, proxy: Connec
     status, found, fix = said(9)
     assert status == "missing"
     assert "the proxy 127.0.0.1:9 does not answer" in found
-    assert "[proxy] url in config.toml" in fix
+    assert "[proxy] url in /" in fix
 
 
 def test_plain_entries_beside_a_proxy_are_refused(world: InjectWorld, proxy: ConnectProxy) -> None:

@@ -210,7 +210,7 @@ def _opener(config: Config, passphrase_file: str | None) -> Iterator[Key]:
 
 
 def _configured_file(config: Config, *, unless: bool) -> Path | None:
-    from sandbox.config import CREDENTIAL
+    from sandbox.config import CREDENTIAL, file_of
     from sandbox.vault import keys
 
     if unless and not config.vault.key:
@@ -218,7 +218,8 @@ def _configured_file(config: Config, *, unless: bool) -> Path | None:
     if not config.vault.key:
         raise errors.UsageError(
             "what shall open the vault is not said",
-            hint='write [vault] key = "/etc/covenant/vault.key" in config.toml, or give --key-file or --new-passphrase',
+            hint=f'write [vault] key = "/etc/covenant/vault.key" in {file_of(config.state)}, or give '
+            "--key-file FILE or --new-passphrase",
         )
     file = keys.path_of(config.vault.key)
     # INVARIANT: what systemd hands over is never made here: it would be gone with the unit, and the vault with it.

@@ -217,7 +217,10 @@ def test_vault_not_there(home: Path) -> None:
     with piped("x") as fd:
         error = cli_kit.refused("vault_unusable", "vault", "put", "probe", "db", "--fd", fd)
     assert isinstance(error, errors.VaultError)
-    assert (error.message, error.hint) == ("there is no vault", "covenant vault init")
+    assert (error.message, error.hint) == (
+        "there is no vault",
+        "covenant vault init; if [vault] key is not configured: covenant vault init --key-file FILE",
+    )
 
 
 def test_doctor_opens_it_as_run_does(home: Path) -> None:
