@@ -394,7 +394,7 @@ def parse(raw: bytes, *, file: str, state: Path) -> Config:
 
 def _known(place: tuple[int | str, ...]) -> str:
     """Return the key that is nearest to an unknown one, and those that are known beside it."""
-    tables = {"tls": TlsSettings, "proxy": ProxySettings, "vault": VaultSettings}
+    tables: dict[str, type[pydantic.BaseModel]] = {"tls": TlsSettings, "proxy": ProxySettings, "vault": VaultSettings}
     model = tables.get(str(place[0]), Config) if len(place) > 1 else Config
     known = tuple(name for name in sorted(model.model_fields) if name != "state")
     near = text.nearest(str(place[-1]), known)

@@ -88,8 +88,8 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "provider_failed"): "a provider did not answer, or answered what is not passed back",
     ("model", "no_provider"): "no provider of this model answered",
     ("model", "key_refused"): "the provider refused the operator's key",
-    ("dns", "not_approved"): "an operator is asked about the name, and none granted it",
-    ("sni", "not_approved"): "an operator is asked about the name, and no lease covers this connection",
+    ("dns", "not_approved"): 'the name has on_deny = "ask", and no operator granted it',
+    ("sni", "not_approved"): 'the name has on_deny = "ask", and no lease covers this connection',
     ("inject", "request_not_granted"): "no entry of the host has this method and path together in its inject",
     ("inject", "path_refused"): "the path could be read as another one, such as one with `..` or an encoded slash",
     ("inject", "host_refused"): "the request names another host than its connection",
@@ -139,6 +139,10 @@ _CLOCKS: Final[Mapping[str, str]] = {
     "parent": "the parent's own run had ended",
     "expires_at": "the envelope had expired: sign again",
 }
+_ASKED: Final = (
+    "an operator is asked where config.toml of the supervisor has ask_operators = true (default: false, denied at "
+    "once), and never by `covenant dev`; an entry without on_deny grants the host"
+)
 _BY_NAME: Final = "where the agent came by a name, grant the name: an address may be another's tomorrow"
 _REPLACES: Final = (
     "a list of destinations takes the place of what the mode grants by itself: list every host that the agent uses"
@@ -381,6 +385,8 @@ def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
         return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
     if denial.layer == "tool" and (said := _tool_note(denial, sight)):
         return said
+    if denial.code == denials.NOT_APPROVED and denial.layer in ("dns", "sni"):
+        return _ASKED
     if denial.code == denials.ARGUMENTS:
         return "with which arguments is what `covenant policy why --syscall` says; no line changes it"
     if answer is not None and answer.add and denial.layer in ("dns", "sni", "packet") and _is_open(sight):

@@ -134,7 +134,9 @@ def _explained(denial: Denial, count: int, sight: Sight | None) -> dict[str, Any
 
 
 def _on_this_host(one: dict[str, Any]) -> dict[str, Any]:
-    """Take the lines of a path back that this host has not: a run with them would be refused."""
+    """Say what this host adds: its paths, without which lines are of no use, and whether it asks operators."""
+    if one["code"] == "not_approved" and one["layer"] in ("dns", "sni"):
+        return _with_asking(one)
     if one["layer"] == "path" and one["code"] == "not_granted" and one.get("add"):
         try:
             os.lstat(one["target"])
@@ -143,6 +145,20 @@ def _on_this_host(one: dict[str, Any]) -> dict[str, Any]:
         except OSError:
             return one  # the caller may not look there
     return one
+
+
+def _with_asking(one: dict[str, Any]) -> dict[str, Any]:
+    """Say that this host asks no operator, where that is so."""
+    from sandbox import config as configuration
+
+    try:
+        config = configuration.load(common.readable_state())
+    except (errors.CovenantError, OSError):
+        return one
+    if config.ask_operators:
+        return one
+    note = f"`ask_operators` is off, so no operator is asked: set it to true in {configuration.file_of(config.state)}"
+    return {**one, "note": f"{note}; or leave `on_deny` out of the entry, which grants the host"}
 
 
 def _say(one: dict[str, Any]) -> None:
