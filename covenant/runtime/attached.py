@@ -20,7 +20,7 @@ from sandbox.shim import escapes
 # The filter needs up to 1 ms for each KiB of sequences, in which the daemon does nothing else.
 _CHUNK: Final = 8 * 1024
 # An agent that reads no input for so long gets no more of it.
-_INPUT_SECONDS: Final = 10.0
+INPUT_SECONDS: Final = 10.0
 
 
 class AttachmentPipes:
@@ -78,7 +78,7 @@ class AttachedTerminal:
         Raises:
             errors.ServiceError: the agent does not read, or the session has ended.
         """
-        with anyio.move_on_after(_INPUT_SECONDS):
+        with anyio.move_on_after(INPUT_SECONDS):
             async with self._lock:
                 await self._write(data)
             return

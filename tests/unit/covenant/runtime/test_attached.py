@@ -80,7 +80,7 @@ async def test_input_and_size_arrive(shim: Shim) -> None:
 
 
 async def test_agent_without_reader_gets_no_more(shim: Shim, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attached, "_INPUT_SECONDS", 0.05)
+    monkeypatch.setattr(attached, "INPUT_SECONDS", 0.05)
     with pytest.raises(errors.ServiceError, match="reads no input"):
         await shim.terminal.write(b"x" * 1_000_000)
     for _ in range(50_000):
