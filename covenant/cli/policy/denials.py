@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -25,6 +25,16 @@ if TYPE_CHECKING:
 _PATH = click.Path(path_type=Path)
 # The most denials that a run prints; `covenant denials` lists all.
 _SHOWN = 5
+
+
+# A run without a network has no firewall that could tell, and gVisor tells of no missing file by itself.
+_UNTOLD: Final = (
+    "not told: files that the agent does not find, unless `tell_files = true` stands in config.toml, and connections "
+    "of an agent without a network; covenant policy why says whether the package may"
+)
+_OPTIONS: Final = (
+    "note: a session gets more by an option of covenant exec: --net HOST, --read PATH, --write VOLUME, --layer NAME"
+)
 
 
 @dataclass
@@ -69,8 +79,20 @@ def denials(subject: str, package: Path | None, parent: Path | None, host: str |
         _say(one)
     for hint in looked.hints if looked else ():
         common.say(f"not told: {common.visible(hint)}")
+    if not listed:
+        common.say(_UNTOLD)
     if listed and sight is None:
-        common.say("note: the package is not where it was; --package PACKAGE says what to write", err=True)
+        common.say(
+            "note: the package is not where it was; --package PACKAGE says what to write"
+            if _has_place(told)
+            else _OPTIONS,
+            err=True,
+        )
+
+
+def _has_place(told: DenialSummary) -> bool:
+    """Whether the run was one of a package: the name of a session is its command."""
+    return not told.package or told.package.startswith("/")
 
 
 def explained(one: Mapping[str, Any], place: Path | None) -> list[str]:

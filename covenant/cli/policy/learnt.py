@@ -114,6 +114,5 @@ def report(
     if status:
         common.say(f"note: the run ended with status {status}: only what it did until then is learnt", err=True)
     place = common.visible(shlex.quote(str(target)))
-    common.say(
-        f"written: {place}, unsigned; covenant manifest sign {place} --key NAME, then covenant run {place}", err=True
-    )
+    run = f"covenant run {place}{'' if found.workspace is None else ' --workspace DIR'}"
+    common.say(f"written: {place}, unsigned; covenant manifest sign {place} --key NAME, then {run}", err=True)

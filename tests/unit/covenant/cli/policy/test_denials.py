@@ -56,7 +56,10 @@ def test_run_is_named_by_how_its_id_begins(log: Log) -> None:
     assert (one["denial"], one["target"], one["count"]) == (NAME.id, NAME.target, 42)
     assert one["grant"] == "permissions.network"
     assert cli_kit.document("denials", SECOND)["denials"] == []
-    assert "nothing was refused" in cli_kit.done("denials", SECOND)
+    nothing = cli_kit.done("denials", SECOND)
+    assert "nothing was refused" in nothing
+    assert "not told: files that the agent does not find, unless `tell_files = true`" in nothing
+    assert "not told" not in cli_kit.done("denials", FIRST)
     for text in ("1111", "2222", ""):
         assert "id that begins so" in str(cli_kit.refused("usage", "denials", text))
 
@@ -67,6 +70,13 @@ def test_without_its_package_run_is_shown_with_what_would_grant_it(log: Log, tmp
     assert f"{NAME.id}: dns www.example.org: name_not_granted (2 times)" in shown.stdout
     assert "granted by: permissions.network" in shown.stdout
     assert "--package PACKAGE" in shown.stderr
+
+
+def test_session_is_told_options_and_no_package(log: Log) -> None:
+    log.run(FIRST, "exec-curl", Row(NAME, 1), package="covenant exec curl")
+    shown = cli_kit.call("denials", FIRST)
+    assert "an option of covenant exec: --net HOST" in shown.stderr
+    assert "--package" not in shown.stderr
 
 
 def test_target_is_agents_word_and_cannot_steer_terminal(log: Log) -> None:
