@@ -147,7 +147,7 @@ TABLE: Final[Mapping[str, Mapped]] = {
     **_kinds(_api, 6003, "service", {2: "web_asked"}),
     **_kinds(_api, 6003, "uri", {99: "tool_called tool_answered"}),
     **_kinds(_api, 6003, "tool", {99: "tool_call_completed hermes_tool_invoked hermes_tool_completed"}),
-    **_kinds(_api, 6003, "host", {99: "request_injected"}),
+    **_kinds(_api, 6003, "host", {99: "request_injected ssh_signed"}),
     **_kinds(_api, 6003, "matched_agent", {1: "intent_dispatched", 3: "intent_resumed"}),
     **_kinds(_api, 6003, "matched_agent", {1: "intent_failed intent_ignored"}, severity=LOW, status=_FAILURE),
     **_kinds(_api, 6003, "kind", {99: "run_usage family_usage supervisor_row capability_used identity_signed"}),

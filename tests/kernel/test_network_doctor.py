@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import doctor_network
+from sandbox import config, doctor_network
 from sandbox.config import Config
 from sandbox.host import facts as host_facts
 from sandbox.host import runsc_network
@@ -143,7 +143,7 @@ def test_dead_resolver_is_named_and_fix_works(net: Internet) -> None:
     assert (status, f"{dead} " in found, answers in found) == ("degraded", True, False)
     assert f'resolvers = ["{answers}"]' in fix
     # The control: with the line of the fix nothing is left to say.
-    assert look(answers) == ("ok", f"{answers} answers (config.toml)", "")
+    assert look(answers) == ("ok", f"{answers} answers ({config.file_of(Config().state)})", "")
     status, found, fix = look(dead)
     assert (status, found.startswith("no name is resolved")) == ("missing", True)
     assert "ADDRESS" in fix

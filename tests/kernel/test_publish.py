@@ -31,7 +31,7 @@ from tests.kernel.world import ROOT, World
 
 # The agent echoes in capitals, says of itself what it reaches, and ends by the word `end` to its first port.
 SERVES = """
-import json, socket, sys, threading
+import json, os, socket, sys, threading
 sys.stdin.readline()
 done, found = threading.Event(), {}
 for host, port in (("192.0.0.1", 80), ("192.0.0.1", 8080), ("192.0.0.1", 7000), ("198.18.0.1", 443)):
@@ -56,7 +56,9 @@ with socket.create_connection(("127.0.0.1", 9999)) as own:
     own.sendall(b"own")
     found["own loopback"] = own.recv(3).decode()
 done.wait(250)
-print(json.dumps({"text": json.dumps(found)}))
+print(json.dumps({"text": json.dumps(found)}), flush=True)
+# CPython 3.11 ends daemon threads by pthread_exit, which may abort the process at its very end.
+os._exit(0)
 """
 
 

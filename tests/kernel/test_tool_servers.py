@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -269,6 +270,12 @@ def test_http_server_is_not_asked(home: Home, tmp_path: Path) -> None:
     )
     (made / "tools.json").write_text(json.dumps(document))
     assert home.covenant("tools", "pin", made).returncode == 0
+    # Its host is granted first: a server that cannot be reached is no server.
+    assert codes(home, made)[0] == ["host_not_granted"]
+    text = (made / "agent.toml").read_text()
+    text = re.sub(r'network = "[a-z-]+"', 'network = "full"', text)
+    entry = '\n[[permissions.network]]\nhost = "example.com"\nports = [443]\nprotocol = "tls"\n'
+    (made / "agent.toml").write_text(text + entry)
     assert codes(home, made)[0] == ["not_asked"]
 
 

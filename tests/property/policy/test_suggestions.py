@@ -45,6 +45,7 @@ TARGETS = {
     "credential": ("mail", "db-1"),
     "model": ("test-1", "claude-9", "GET /v1/models"),
     "inject": ("GET https://www.example.org/user: x", "POST https://nowhere.example/: x", "x"),
+    "ssh": ("ssh-ed25519 AAAA", "SHA256:x at git.example.org", "lock"),
     "tool": ("matrix://tool/mcp/fs/read@1.0.0", "matrix://tool/mcp/fs/read@1.0.0 path"),
 }
 CEILINGS = ("answer_bytes", "argument_bytes", "call_ms", "calls_per_minute")
