@@ -37,6 +37,8 @@ def say_changes(found: Sequence[Change], more: int = 0) -> None:
 def counted(changes: int, held: int = 0) -> str:
     """Return the number of changes in words, with those that are not applied."""
     words = f"{changes} change" if changes == 1 else f"{changes} changes"
+    if held == changes:
+        return f"{words}, not applied" if held else words
     return f"{words}, {held} of them not applied" if held else words
 
 

@@ -13,6 +13,7 @@ from covenant.cli.operator import workspace_review
         (0, 0, "0 changes"),
         (1, 0, "1 change"),
         (13, 1, "13 changes, 1 of them not applied"),
+        (1, 1, "1 change, not applied"),
     ],
 )
 def test_changes_are_counted_in_one_form(changes: int, held: int, words: str) -> None:
