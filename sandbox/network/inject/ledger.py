@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import socket
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,6 +15,7 @@ from msgspec import Struct
 
 from policy import errors
 from policy.grants.credentials import InjectSet
+from sandbox.network.gate.rows import GateRows, RowTerms
 from sandbox.network.inject import wire
 
 _AT_ONCE: Final = 64
@@ -53,7 +53,7 @@ AskSecret = Callable[[str, str, Then], None]
 AskStill = Callable[[str, str, Callable[[bool], None]], None]
 
 
-class InjectLedger:
+class InjectLedger(GateRows):
     """Serves one gate. ``ask`` looks a secret up, ``told`` takes the row of each request, ``still`` asks whether a
     secret that was given is there."""
 
@@ -62,26 +62,8 @@ class InjectLedger:
         # The secrets about which the vault is being asked.
         self._looking: set[tuple[str, str]] = set()
         self._under_way: dict[int, Injected] = {}
-        self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._own.setblocking(False)
-
-    def close(self) -> None:
-        """Release both ends."""
-        self._own.close()
-        self._gates.close()
-
-    @property
-    def gate_end(self) -> int:
-        """The descriptor for the gate; ``started`` closes it here."""
-        return self._gates.fileno()
-
-    def fileno(self) -> int:
-        """Readable when there are messages."""
-        return self._own.fileno()
-
-    def started(self) -> None:
-        """The gate has its end: from now on, its death is the end of the line."""
-        self._gates.close()
+        self._answers = True
+        super().__init__(RowTerms("inject", "tells what it may not", wire.ROW_BYTES, _AT_ONCE, self._one))
 
     def certificate(self) -> bytes:
         """The certificate of the run's authority, which a gate that is ready has sent.
@@ -90,27 +72,12 @@ class InjectLedger:
             errors.GateError: it has not.
         """
         try:
-            message = self._own.recv(wire.CERTIFICATE_BYTES)
+            message = self.own.recv(wire.CERTIFICATE_BYTES)
         except OSError:
             message = b""
         if not message.startswith(b"-----BEGIN CERTIFICATE-----\n"):
             raise errors.GateError("the inject gate made no certificate")
         return message
-
-    def serve(self) -> errors.RunError | None:
-        """Answer the questions and write the rows that are there, a bounded number."""
-        for _ in range(_AT_ONCE):
-            try:
-                message = self._own.recv(wire.ROW_BYTES + 1)
-            except BlockingIOError:
-                return None
-            except OSError:
-                message = b""
-            if not message:
-                return errors.GateError("the inject gate hung up")
-            if not self._one(message):
-                return errors.GateError("the inject gate tells what it may not")
-        return None
 
     def look(self) -> None:
         """Ask whether the secrets of requests under way are still there, and cut those whose secret is not."""
@@ -127,17 +94,12 @@ class InjectLedger:
 
     def finish(self) -> None:
         """Write the rest, once the gate has ended: also the requests that it could not end."""
-        while True:
-            try:
-                message = self._own.recv(wire.ROW_BYTES + 1)
-            except OSError:
-                break
-            if not message or not self._one(message, answers=False):
-                break
+        self._answers = False
+        self.rest()
         while self._under_way:
             self._told(self._under_way.pop(next(iter(self._under_way))))
 
-    def _one(self, message: bytes, *, answers: bool = True) -> bool:
+    def _one(self, message: bytes) -> bool:
         row = _row(message)
         if row is None:
             return False
@@ -153,7 +115,7 @@ class InjectLedger:
         if not is_granted or number in self._under_way or len(self._under_way) >= _UNDER_WAY:
             return False
         self._under_way[number] = Injected(row["host"], rules[0].secret, row["method"], row["path"])
-        if answers:
+        if self._answers:
             self._ask(row["host"], rules[0].secret, lambda version, value: self._answer(number, value))
         return True
 
@@ -162,7 +124,7 @@ class InjectLedger:
 
     def _send(self, number: int, status: int, value: memoryview | None = None) -> None:
         try:
-            self._own.sendmsg([wire.ANSWER.pack(number, status), *([] if value is None else [value])])
+            self.own.sendmsg([wire.ANSWER.pack(number, status), *([] if value is None else [value])])
         except OSError:
             # The gate is gone, or takes no answers: the request waits, and gets none.
             return

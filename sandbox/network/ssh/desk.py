@@ -8,16 +8,15 @@ on. No key is kept, and none leaves this process.
 from __future__ import annotations
 
 import functools
-import socket
 from collections.abc import Callable
 from typing import Final, Protocol
 
 from msgspec import Struct
 
-from policy import errors
 from policy.grants.services import SshSet
 from policy.ssh import sessions, wire
 from policy.ssh.sessions import Allowed, Hosts, SignRequest
+from sandbox.network.gate.rows import GateRows, RowTerms
 from sandbox.network.ssh import line, private_keys
 
 _AT_ONCE: Final = 16
@@ -47,47 +46,13 @@ class SshTerms(Protocol):
     def signed(self, row: SshSigned) -> None: ...
 
 
-class SshDesk:
+class SshDesk(GateRows):
     """Serves one gate."""
 
-    def __init__(self, granted: SshSet, terms: SshTerms) -> None:
-        self._hosts, self._terms = Hosts(granted.triples()), terms
-        self._own, self._gates = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._own.setblocking(False)
+    def __init__(self, granted: SshSet, operator: SshTerms) -> None:
+        self._hosts, self._operator = Hosts(granted.triples()), operator
         self._under_way = 0
-
-    def close(self) -> None:
-        """Release both ends."""
-        self._own.close()
-        self._gates.close()
-
-    @property
-    def gate_end(self) -> int:
-        """The descriptor for the gate; ``started`` closes it here."""
-        return self._gates.fileno()
-
-    def fileno(self) -> int:
-        """Readable when there are requests."""
-        return self._own.fileno()
-
-    def started(self) -> None:
-        """The gate has its end: from now on, its death is the end of the line."""
-        self._gates.close()
-
-    def serve(self) -> errors.RunError | None:
-        """Answer the requests that are there, a bounded number."""
-        for _ in range(_AT_ONCE):
-            try:
-                message = self._own.recv(line.MOST_BYTES + 1)
-            except BlockingIOError:
-                return None
-            except OSError:
-                message = b""
-            if not message:
-                return errors.GateError("the ssh gate hung up")
-            if not self._one(message):
-                return errors.GateError("the ssh gate asks for what it may not")
-        return None
+        super().__init__(RowTerms("ssh", "asks for what it may not", line.MOST_BYTES, _AT_ONCE, self._one))
 
     def _one(self, message: bytes) -> bool:
         if not line.QUESTION.size <= len(message) <= line.MOST_BYTES or self._under_way >= _UNDER_WAY:
@@ -121,7 +86,7 @@ class SshDesk:
             own = [] if private is None else [(name, private_keys.public(private))]
             self._list(number, left, [*found, *own])
 
-        self._terms.ask(name, then)
+        self._operator.ask(name, then)
 
     def _sign(self, number: int, request: SignRequest, allowed: Allowed, names: list[str], status: int) -> None:
         """Try the secrets of a host one after the other, until one is the key of the request."""
@@ -129,7 +94,7 @@ class SshDesk:
             self._answer(number, status)
             return
         name, *left = names
-        self._terms.ask(name, functools.partial(self._found, number, request, allowed, (name, left, status)))
+        self._operator.ask(name, functools.partial(self._found, number, request, allowed, (name, left, status)))
 
     def _found(
         self,
@@ -151,13 +116,13 @@ class SshDesk:
             self._answer(number, line.UNAVAILABLE)
             return
         own = wire.fingerprint(request.key)
-        self._terms.signed(SshSigned(name, version, allowed.host, allowed.user, allowed.algorithm, own))
+        self._operator.signed(SshSigned(name, version, allowed.host, allowed.user, allowed.algorithm, own))
         self._answer(number, line.GIVEN, signature)
 
     def _answer(self, number: int, status: int, data: bytes = b"") -> None:
         self._under_way -= 1
         try:
-            self._own.send(line.ANSWER.pack(number, status) + data)
+            self.own.send(line.ANSWER.pack(number, status) + data)
         except OSError:
             return  # the gate is gone, or takes no answers: the request waits, and gets none
 
