@@ -300,15 +300,23 @@ def serve(
     return served
 
 
-def _source(broker: Broker, scope: Scope, config: Config, stack: contextlib.ExitStack) -> Source:
-    """The configured vault, once it has answered a question."""
+def vault_of(config: Config, agent_id: str, stack: contextlib.ExitStack) -> Near | Fetcher:
+    """Return the configured vault of an agent, once it has answered a question. ``stack`` outlives its use.
+
+    Raises:
+        errors.VaultError: the vault cannot be opened, or does not answer.
+    """
     if config.vault.backend == "file":
         vault = configured(config)
-        with vault.opened(scope.agent_id, NO_NAME):
+        with vault.opened(agent_id, NO_NAME):
             return Near(vault)
     seconds = 2.0 * config.vault.timeout_seconds
-    fetcher = stack.enter_context(Fetcher(lambda: configured(config), scope.agent_id, seconds=seconds))
-    return _Far(config.vault.backend, fetcher, broker)
+    return stack.enter_context(Fetcher(lambda: configured(config), agent_id, seconds=seconds))
+
+
+def _source(broker: Broker, scope: Scope, config: Config, stack: contextlib.ExitStack) -> Source:
+    found = vault_of(config, scope.agent_id, stack)
+    return found if isinstance(found, Near) else _Far(config.vault.backend, found, broker)
 
 
 def json_text(value: memoryview) -> Locked:

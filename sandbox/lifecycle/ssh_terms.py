@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from msgspec import Struct, structs
 
-from policy import errors
 from policy.decide import Decision
 from sandbox.audit.run_events import RunEvents
-from sandbox.broker.credentials import NO_NAME, Found, Near
-from sandbox.broker.vault_process import Fetcher
-from sandbox.kernel.proc.secret_memory import guard_process
+from sandbox.broker.credentials import Found
+from sandbox.lifecycle import vault_terms
 from sandbox.lifecycle.types import RunDependencies
 from sandbox.network.ssh.desk import SshSigned, Then
 from sandbox.network.ssh.gate import SshAgentTerms
 from sandbox.rundir import marks
 from sandbox.vault.backend import OpenedSecret
-from sandbox.vault.open import configured
 
 GRANT = "services.ssh_agent"
 
@@ -31,7 +28,7 @@ class SshSecrets(Struct, frozen=True):
     backend: str
     rows: RunEvents
     revoked: Callable[[], bool]
-    vault: Callable[[str, str, Callable[[Found], None]], None]
+    vault: vault_terms.Ask
 
     def ask(self, name: str, then: Then) -> None:
         """Look a key up for a request."""
@@ -64,31 +61,8 @@ def of(
     Raises:
         errors.VaultError: the vault cannot be opened, or no operator signed for the agent id that owns the keys.
     """
-    if is_dev:
-        raise errors.VaultError(
-            "what `covenant dev` signed is given no key",
-            hint="have an operator sign the package, and run it",
-            grant=GRANT,
-        )
-    guard_process()
     config, place = dependencies.config, dependencies.path / "runs" / run_id
-    watches: Mapping[int, Callable[[], errors.RunError | None]] = {}
     agent_id = decision.manifest.agent.id
-    try:
-        if config.vault.backend == "file":
-            vault = configured(config)
-            with vault.opened(agent_id, NO_NAME):
-                ask = Near(vault).ask
-        else:
-            limit = 2.0 * config.vault.timeout_seconds
-            fetcher = stack.enter_context(Fetcher(lambda: configured(config), agent_id, seconds=limit))
-            ask, watches = fetcher.ask, {fetcher.fileno(): functools.partial(_served, fetcher)}
-    except errors.VaultError as e:
-        e.details["grant"] = GRANT
-        raise
-    served = SshSecrets(agent_id, config.vault.backend, rows, lambda: marks.verdict(place) is not None, ask)
-    return SshAgentTerms(served.ask, served.signed, watches)
-
-
-def _served(fetcher: Fetcher) -> None:
-    fetcher.serve()
+    vault = vault_terms.of(config, agent_id, given="key", grant=GRANT, is_dev=is_dev, stack=stack)
+    served = SshSecrets(agent_id, config.vault.backend, rows, lambda: marks.verdict(place) is not None, vault.ask)
+    return SshAgentTerms(served.ask, served.signed, vault.watches)
