@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -25,6 +26,31 @@ class Frames(Generic[Call, Answer]):
     answer: Callable[[asyncio.StreamReader], Awaitable[tuple[int, Answer]]]
 
 
+class PendingCalls(Generic[Answer]):
+    """The calls of a line that have no answer yet, each under a number of its own."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._number = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[tuple[int, asyncio.Future[Answer]]]:
+        """Yield the number of a new call and its answer. After the block no answer is waited for."""
+        self._number = (self._number + 1) & 0xFFFFFFFF
+        number = self._number
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            yield number, answer
+        finally:
+            del self._waiting[number]
+
+    def waiting(self, number: int) -> asyncio.Future[Answer] | None:
+        """Return the answer that is still waited for under a number. None where there is none."""
+        answer = self._waiting.get(number)
+        return None if answer is None or answer.done() else answer
+
+
 class CallLine(Generic[Call, Answer]):
     """One line of calls. ``most_bytes`` is the longest line of a message that ends with a newline.
 
@@ -33,8 +59,7 @@ class CallLine(Generic[Call, Answer]):
 
     def __init__(self, fd: int, frames: Frames[Call, Answer], *, most_bytes: int = 1 << 16) -> None:
         self._socket, self._frames, self._most = socket.socket(fileno=fd), frames, most_bytes
-        self._waiting: dict[int, asyncio.Future[Answer]] = {}
-        self._number = 0
+        self._pending = PendingCalls[Answer]()
         self._task: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
@@ -46,26 +71,20 @@ class CallLine(Generic[Call, Answer]):
     async def ask(self, call: Call) -> Answer:
         """Return the answer to a call. A call that is given up is cancelled."""
         assert self._writer is not None
-        self._number = (self._number + 1) & 0xFFFFFFFF
-        number = self._number
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = answer
-        try:
-            self._writer.write(self._frames.call(number, call))
-            await self._writer.drain()
-            return await answer
-        except asyncio.CancelledError:
-            self._writer.write(self._frames.cancel(number))
-            raise
-        finally:
-            del self._waiting[number]
+        with self._pending.one() as (number, answer):
+            try:
+                self._writer.write(self._frames.call(number, call))
+                await self._writer.drain()
+                return await answer
+            except asyncio.CancelledError:
+                self._writer.write(self._frames.cancel(number))
+                raise
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
                 number, answer = await self._frames.answer(reader)
-                waiting = self._waiting.get(number)
-                if waiting is not None and not waiting.done():
+                if (waiting := self._pending.waiting(number)) is not None:
                     waiting.set_result(answer)
         except (OSError, EOFError):
             raise SystemExit("the other end of the line is gone") from None

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from sandbox.network.gate.call_line import PendingCalls
 from sandbox.network.gate.row_sender import RowSender
 from sandbox.network.inject import wire
 
@@ -33,8 +34,7 @@ class Line:
     def __init__(self, fd: int) -> None:
         self._line = socket.socket(fileno=fd)
         self._rows = RowSender(self._line)
-        self._answers: dict[int, asyncio.Future[bytes | None]] = {}
-        self._next = 0
+        self._pending = PendingCalls[bytes | None]()
         # Called where the secret of a request under way was taken away.
         self._cuts: dict[int, Callable[[], None]] = {}
         # Answers are as long as a secret may be: so many have room in the socket.
@@ -56,18 +56,13 @@ class Line:
             return await self._ask(host, method, path)
 
     async def _ask(self, host: str, method: str, path: str) -> tuple[InjectEntry, bytes | None]:
-        self._next = (self._next + 1) & 0xFFFFFFFF
-        number = self._next
-        found: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        self._answers[number] = found
-        self._rows.send({"kind": "asked", "number": number, "host": host, "method": method, "path": path})
-        try:
-            return InjectEntry(number, time.monotonic()), await found
-        except asyncio.CancelledError:
-            self.end(InjectEntry(number, time.monotonic()))
-            raise
-        finally:
-            del self._answers[number]
+        with self._pending.one() as (number, answer):
+            self._rows.send({"kind": "asked", "number": number, "host": host, "method": method, "path": path})
+            try:
+                return InjectEntry(number, time.monotonic()), await answer
+            except asyncio.CancelledError:
+                self.end(InjectEntry(number, time.monotonic()))
+                raise
 
     def cut_by(self, entry: InjectEntry, cut: Callable[[], None]) -> None:
         """Have a request cut where its secret is taken away before it has ended."""
@@ -100,6 +95,5 @@ class Line:
             if status == wire.TAKEN:
                 self._cuts.pop(number, lambda: None)()
                 continue
-            found = self._answers.get(number)
-            if found is not None and not found.done():
-                found.set_result(message[wire.ANSWER.size :] if status == wire.PRESENT else None)
+            if (waiting := self._pending.waiting(number)) is not None:
+                waiting.set_result(message[wire.ANSWER.size :] if status == wire.PRESENT else None)

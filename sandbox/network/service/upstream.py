@@ -19,6 +19,7 @@ import yarl
 from aiohttp.client_proto import ResponseHandler
 from msgspec import Struct
 
+from sandbox.network.gate.call_line import PendingCalls
 from sandbox.network.service import connector_wire
 from sandbox.network.service.shapes import ModelCall
 
@@ -51,8 +52,7 @@ class Connector:
     def __init__(self, fd: int) -> None:
         self._line = socket.socket(fileno=fd)
         self._line.setblocking(False)
-        self._waiting: dict[int, asyncio.Future[socket.socket]] = {}
-        self._next = 0
+        self._pending = PendingCalls[socket.socket]()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to take its answers."""
@@ -64,15 +64,9 @@ class Connector:
         Raises:
             OSError: there is no connection.
         """
-        self._next = (self._next + 1) & 0xFFFFFFFF
-        ident = self._next
-        found: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-        self._waiting[ident] = found
-        try:
+        with self._pending.one() as (ident, found):
             self._line.send(connector_wire.REQUEST.pack(ident, number) + host.encode("ascii"))
             return await found
-        finally:
-            del self._waiting[ident]
 
     def _answers(self) -> None:
         while True:
@@ -84,8 +78,8 @@ class Connector:
                 raise SystemExit("the connector is gone")
             ident, status = connector_wire.REPLY.unpack(message)
             made = [socket.socket(fileno=fd) for fd in fds]
-            waiting = self._waiting.get(ident)
-            if waiting is None or waiting.done():
+            waiting = self._pending.waiting(ident)
+            if waiting is None:
                 for one in made:
                     one.close()
             elif status or not made:

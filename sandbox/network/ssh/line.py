@@ -12,6 +12,7 @@ import struct
 from typing import Final
 
 from policy.ssh import wire
+from sandbox.network.gate.call_line import PendingCalls
 
 QUESTION: Final = struct.Struct("!cI")
 ANSWER: Final = struct.Struct("!IB")
@@ -40,8 +41,7 @@ class DeskLine:
     def __init__(self, fd: int) -> None:
         self._line = socket.socket(fileno=fd)
         self._line.setblocking(False)
-        self._answers: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
-        self._next = 0
+        self._pending = PendingCalls[tuple[int, bytes]]()
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Begin to take answers."""
@@ -53,19 +53,14 @@ class DeskLine:
 
     async def ask(self, kind: bytes, request: bytes = b"") -> tuple[int, bytes]:
         """Return the status and the contents of the answer."""
-        self._next = (self._next + 1) & 0xFFFFFFFF
-        number = self._next
-        found: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
-        self._answers[number] = found
-        try:
-            self._line.send(QUESTION.pack(kind, number) + request)
-            return await found
-        except BlockingIOError:
-            return UNAVAILABLE, b""  # more questions wait than have room: the client may ask again
-        except OSError as e:
-            raise SystemExit("the shim is gone") from e
-        finally:
-            del self._answers[number]
+        with self._pending.one() as (number, answer):
+            try:
+                self._line.send(QUESTION.pack(kind, number) + request)
+            except BlockingIOError:
+                return UNAVAILABLE, b""  # more questions wait than have room: the client may ask again
+            except OSError as e:
+                raise SystemExit("the shim is gone") from e
+            return await answer
 
     def _take(self) -> None:
         while True:
@@ -76,6 +71,5 @@ class DeskLine:
             if len(message) < ANSWER.size:
                 raise SystemExit("the shim is gone")
             number, status = ANSWER.unpack_from(message)
-            found = self._answers.get(number)
-            if found is not None and not found.done():
-                found.set_result((status, message[ANSWER.size :]))
+            if (waiting := self._pending.waiting(number)) is not None:
+                waiting.set_result((status, message[ANSWER.size :]))
