@@ -11,21 +11,23 @@ ssh-keygen -Y begins with ``SSHSIG``. ``sign`` refuses everything else: tests/un
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import os
 import re
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from policy import errors
 from policy.manifest import text
 from policy.signing import envelope as envelopes
+from policy.ssh import wire
 from sandbox import unix_wire
+
+T = TypeVar("T")
 
 SOCKET_VARIABLE = "SSH_AUTH_SOCK"
 # The maximum message length of OpenSSH's agent in both directions (AGENT_MAX_LEN).
@@ -53,8 +55,7 @@ class AgentKey:
     @property
     def fingerprint(self) -> str:
         """The fingerprint in the format of ssh-add -l."""
-        digest = hashlib.sha256(key_blob(self.key)).digest()
-        return "SHA256:" + base64.b64encode(digest).decode("ascii").rstrip("=")
+        return wire.fingerprint(key_blob(self.key))
 
 
 class Agent:
@@ -144,7 +145,7 @@ class Agent:
         if not message.startswith(_OURS):
             raise ValueError("only a DSSE encoding is signed")
         request = (
-            bytes([_SIGN_REQUEST]) + wire_string(key_blob(identity.key)) + wire_string(message) + struct.pack(">I", 0)
+            bytes([_SIGN_REQUEST]) + wire.string(key_blob(identity.key)) + wire.string(message) + struct.pack(">I", 0)
         )
         if len(request) + 4 > MAX_MESSAGE_BYTES:
             raise errors.AgentError(
@@ -204,44 +205,36 @@ class Agent:
 
 
 class _Reader:
-    """Reads the fields of one answer within its bounds."""
+    """Reads the fields of one answer, and says of which agent a malformed one is."""
 
     def __init__(self, data: bytes, agent: Agent) -> None:
-        self._data = data
-        self._at = 0
-        self._agent = agent
+        self._fields, self._agent = wire.Reader(data), agent
 
     def uint32(self) -> int:
-        raw = self._take(4)
-        return int.from_bytes(raw, "big")
+        return self._read(self._fields.number)
 
     def string(self) -> bytes:
-        return self._take(self.uint32())
+        return self._read(self._fields.string)
 
     def end(self) -> None:
-        if self._at != len(self._data):
+        if self._fields.left:
             raise self._agent.error("answered with more than was asked for")
 
-    def _take(self, size: int) -> bytes:
-        if size > len(self._data) - self._at:
-            raise self._agent.error("answered with a field that is cut off")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-
-def wire_string(data: bytes) -> bytes:
-    """Return the bytes as a string of the agent's protocol: its length, and the bytes."""
-    return struct.pack(">I", len(data)) + data
+    def _read(self, field: Callable[[], T]) -> T:
+        try:
+            return field()
+        except wire.WireError:
+            raise self._agent.error("answered with a field that is cut off") from None
 
 
 def key_blob(key: envelopes.PublicKey) -> bytes:
     """Return the key in SSH's format (RFC 8709, section 4)."""
-    return wire_string(_ALGORITHM) + wire_string(key.raw)
+    return wire.string(_ALGORITHM) + wire.string(key.raw)
 
 
 def _key_of(blob: bytes) -> envelopes.PublicKey | None:
     """Return the Ed25519 key in a blob; None for other kinds, and for an invalid key."""
-    head = wire_string(_ALGORITHM) + struct.pack(">I", envelopes.KEY_BYTES)
+    head = wire.string(_ALGORITHM) + struct.pack(">I", envelopes.KEY_BYTES)
     if not blob.startswith(head) or len(blob) != len(head) + envelopes.KEY_BYTES:
         return None
     try:

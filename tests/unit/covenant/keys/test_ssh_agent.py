@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from covenant.keys import signers, ssh_agent
 from policy import errors
 from policy.signing import envelope
+from policy.ssh import wire
 from tests import signing_kit as kit
 from tests import ssh_agent_kit
 
@@ -136,7 +137,7 @@ def test_no_agent_is_said(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_ssh_signs_is_never_what_we_sign(agent: ssh_agent_kit.SshAgent, tmp_path: Path) -> None:
     userauth = _userauth(b"\x01" * 32)
-    sshsig = b"SSHSIG" + ssh_agent.wire_string(b"file") + ssh_agent.wire_string(b"") * 2
+    sshsig = b"SSHSIG" + wire.string(b"file") + wire.string(b"") * 2
     with ssh_agent.Agent(agent.socket) as client:
         identity = client.find("ann@laptop")
         for message in (userauth, sshsig, b"", b"DSSEv1", b"DSSEv2 1 a 1 b", b" " + PAE, b"{}", PAE[1:]):
@@ -159,12 +160,12 @@ def _userauth(session: bytes) -> bytes:
     """Return the message that a login signs (RFC 4252, section 7)."""
     fields = (b"git", b"ssh-connection", b"publickey")
     return (
-        ssh_agent.wire_string(session)
+        wire.string(session)
         + bytes([50])
-        + b"".join(ssh_agent.wire_string(f) for f in fields)
+        + b"".join(wire.string(f) for f in fields)
         + b"\x01"
-        + ssh_agent.wire_string(b"ssh-ed25519")
-        + ssh_agent.wire_string(ssh_agent.key_blob(kit.public(1)))
+        + wire.string(b"ssh-ed25519")
+        + wire.string(ssh_agent.key_blob(kit.public(1)))
     )
 
 
@@ -219,7 +220,7 @@ def _frame(body: bytes) -> bytes:
 
 
 def _identities(*pairs: tuple[bytes, bytes], count: int | None = None) -> bytes:
-    fields = b"".join(ssh_agent.wire_string(blob) + ssh_agent.wire_string(comment) for blob, comment in pairs)
+    fields = b"".join(wire.string(blob) + wire.string(comment) for blob, comment in pairs)
     return _frame(bytes([12]) + struct.pack(">I", len(pairs) if count is None else count) + fields)
 
 
@@ -260,8 +261,8 @@ def test_control_same_frame_without_its_fault_is_list(tmp_path: Path) -> None:
 
 
 def test_keys_that_root_would_not_list_are_not_seen(tmp_path: Path) -> None:
-    small = ssh_agent.wire_string(b"ssh-ed25519") + ssh_agent.wire_string((1).to_bytes(32, "little"))
-    others = [small, BLOB + b"\0", BLOB[:-1], ssh_agent.wire_string(b"ssh-rsa") + BLOB, b"", b"\0" * 4]
+    small = wire.string(b"ssh-ed25519") + wire.string((1).to_bytes(32, "little"))
+    others = [small, BLOB + b"\0", BLOB[:-1], wire.string(b"ssh-rsa") + BLOB, b"", b"\0" * 4]
     answer = _identities(*((blob, b"x") for blob in others), (BLOB, b"\xff\x1b[2J"))
     with _answering(tmp_path, answer) as path, ssh_agent.Agent(path) as client:
         (found,) = client.identities()
@@ -295,8 +296,8 @@ def test_who_names_no_key_means_none(tmp_path: Path) -> None:
 
 
 def _signature(raw: bytes, algorithm: bytes = b"ssh-ed25519", after: bytes = b"") -> bytes:
-    body = ssh_agent.wire_string(algorithm) + ssh_agent.wire_string(raw) + after
-    return _frame(bytes([14]) + ssh_agent.wire_string(body))
+    body = wire.string(algorithm) + wire.string(raw) + after
+    return _frame(bytes([14]) + wire.string(body))
 
 
 GOOD = kit.key(1).sign(PAE)
