@@ -19,10 +19,9 @@ from covenant.visible import visible
 from policy import layers
 from policy.layers import LayerRef
 from policy.learn import presets
-from policy.learn.ceiling import Ceiling, Directory, HostPlace, below
+from policy.learn.ceiling import Ceiling, Directory, HostPlace, below, parts, place_of, target
 from policy.learn.observed import Observed
 from policy.learn.propose import LearntProposal, Line
-from policy.manifest.permissions import VOLUME
 
 # A directory with more paths below it is looked at no further, and never proposed as a whole.
 _LARGEST: Final = 20_000
@@ -41,7 +40,7 @@ def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, p
         reads=options.read,
         volumes=tuple(place_of(one.path) for one in options.write),
         workspace=None if project is None else HostPlace(project.directory, project.place),
-        hosts=tuple(f"{_bracketed(one.host)}:{one.port}" for one in options.net),
+        hosts=tuple(target(one.host, one.port) for one in options.net),
         programs=programs,
         reach=reach,
         never=never,
@@ -62,15 +61,6 @@ def with_facts(found: Ceiling, observed: Observed) -> Ceiling:
 def _opened(found: Ceiling, observed: Observed) -> list[str]:
     hosts = {found.host_path(path): None for path, _ in observed.succeeded("open", "look", "exec")}
     return [path for path in hosts if path is not None]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def place_of(volume: str) -> str:
-    """Return where the sandbox has a path of ``--write``."""
-    return volume.split(":")[2] if volume.startswith(VOLUME) else volume
 
 
 def _kept(directory: str, paths: Iterable[str]) -> str:
@@ -176,18 +166,13 @@ def narrowed(options: Options, found: LearntProposal, used: frozenset[int], abou
     return structs.replace(
         options,
         layers=tuple(ref for index, ref in enumerate(options.layers, 1) if index in used),
-        net=tuple(_destination(line.value) for line in found.hosts),
+        net=tuple(typed.Destination(*parts(line.value)) for line in found.hosts),
         read=tuple(line.value for line in found.reads),
         write=tuple(one for one in options.write if place_of(one.path) in written),
         workspace=project if found.workspace is not None else None,
         cwd=project.directory if project is not None and inside else options.cwd,
         learnt=Learnt(programs, exec=found.workspace_programs is not None, notes=notes, about=tuple(about)),
     )
-
-
-def _destination(target: str) -> typed.Destination:
-    host, _, port = target.rpartition(":")
-    return typed.Destination(host.strip("[]"), int(port))
 
 
 def evidence(line: Line) -> str:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from policy.learn import presets
+from policy.manifest.permissions import VOLUME, VolumeGrant
 
 
 class HostPlace(Struct, frozen=True):
@@ -66,6 +67,22 @@ class Ceiling(Struct, frozen=True):
         """Whether a directory may be proposed as a whole."""
         known = self.directories.get(directory)
         return known is not None and not known.sensitive and not presets.is_sensitive(directory)
+
+
+def place_of(written: str) -> str:
+    """Return where the sandbox has an entry of ``permissions.filesystem.write``: a host path, or a volume's place."""
+    return VolumeGrant.of(written.removeprefix(VOLUME)).place if written.startswith(VOLUME) else written
+
+
+def target(host: str, port: int) -> str:
+    """Return a destination as HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def parts(written: str) -> tuple[str, int]:
+    """Return host and port of a destination that ``target`` made."""
+    host, _, port = written.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def below(path: str, top: str) -> bool:

@@ -15,10 +15,10 @@ import tomlkit
 from msgspec import Struct
 from tomlkit.items import InlineTable
 
-from policy.learn.ceiling import Ceiling, HostPlace
+from policy.learn.ceiling import Ceiling, HostPlace, parts, place_of, target
 from policy.learn.propose import LearntProposal, Line
 from policy.manifest.agent import Manifest
-from policy.manifest.permissions import NetworkEntry, VolumeGrant
+from policy.manifest.permissions import NetworkEntry
 
 # So many ports of an entry are told apart; a wider one is known by its host alone.
 _PORTS: Final = 64
@@ -46,7 +46,7 @@ def ceiling(manifest: Manifest, never: Mapping[str, str], workspace: HostPlace |
         volumes=(*(path for _, path in files.write_paths), *(one.place for _, one in files.volumes)),
         workspace=workspace,
         kept="" if workspace is None else "the grant of the workspace stays as it is",
-        hosts=tuple(f"{_bracketed(one.host)}:{port}" for one in network if _is_named(one) for port in _ports(one)),
+        hosts=tuple(target(one.host, port) for one in network if _is_named(one) for port in _ports(one)),
         programs=bool(manifest.permissions.executables.allow),
         reach=manifest.resources.network != "off",
         never=never,
@@ -68,7 +68,7 @@ def narrowed(
         gone += _missing("permissions.filesystem.read", files.read, [one.value for one in found.reads])
     if files.write:
         by_place = {one.value: said[one] for one in found.volumes}
-        kept = [(one, by_place[_place_of(one)]) for one in files.write if _place_of(one) in by_place]
+        kept = [(one, by_place[place_of(one)]) for one in files.write if place_of(one) in by_place]
         _set(document, ("permissions", "filesystem"), "write", kept)
         gone += _missing("permissions.filesystem.write", files.write, [value for value, _ in kept])
     if manifest.permissions.executables.allow:
@@ -94,10 +94,6 @@ def _set(document: Any, path: Sequence[str], key: str, values: Sequence[tuple[st
     if values:
         array.add_line(indent="")
     table[key] = array
-
-
-def _place_of(written: str) -> str:
-    return VolumeGrant.of(written.removeprefix("volume:")).place if written.startswith("volume:") else written
 
 
 def _programs(
@@ -128,7 +124,7 @@ def _narrow_network(
     entries, gone = manifest.permissions.network, list[TakenOut]()
     if manifest.resources.network == "off":
         return []
-    reached = [(*_split(line.value), line) for line in found.hosts]
+    reached = [(*parts(line.value), line) for line in found.hosts]
     if entries:
         tables = document["permissions"]["network"]
         # The last first: the places of those before stay what they are.
@@ -190,12 +186,3 @@ def _is_named(entry: NetworkEntry) -> bool:
 def _ports(entry: NetworkEntry) -> Iterator[int]:
     for first, last in entry.ports:
         yield from range(first, min(last, first + _PORTS - 1) + 1)
-
-
-def _split(target: str) -> tuple[str, int]:
-    host, _, port = target.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

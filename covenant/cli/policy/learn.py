@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import posixpath
@@ -168,24 +167,15 @@ def _taught(made: sessions.Session, seen: Observed) -> tuple[sessions.Session, L
         errors.InternalError: it would be wider than the ceiling.
     """
     from covenant.session import learning
-    from policy.layers import parse_ref
-    from policy.learn import propose
     from sandbox import config
     from sandbox.host import facts
 
-    settings, options = config.load(common.state()), made.options
-    never = facts.never_granted(settings, (str(common.home()),))
+    options = made.options
+    never = facts.never_granted(config.load(common.state()), (str(common.home()),))
     programs = bool(options.learnt.programs if options.learnt else made.profile.programs)
     reach = bool(options.net) or bool(options.learnt and options.learnt.mode)
     ceiling = learning.ceiling(options, seen, never, programs=programs, reach=reach)
-    started = [path for path, _ in seen.succeeded("exec")]
-    with contextlib.ExitStack() as held:
-        root = learning.Root(settings.state, [parse_ref(one) for one in (options.base, *options.layers)], held)
-        scripts = root.interpreters(started, ceiling)
-        links = root.links((*started, *scripts.values()))
-        found = propose.propose(seen, ceiling, links, scripts)
-        used = root.used(found.used)
-    found = structs.replace(found, left_out=(*found.left_out, *learnt.asked_in_vain(seen, never, _BEYOND)))
+    found, _, used = learnt.proposed(seen, ceiling, (options.base, *options.layers), _BEYOND)
     about = (
         f"Learnt from one run of: {common.visible(shlex.join(made.command))}",
         f"Profile {made.name}{f', within {options.role}' if options.role else ''}. Read each line, then sign.",

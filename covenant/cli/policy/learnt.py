@@ -7,15 +7,18 @@ import errno
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from msgspec import structs
 
 from covenant.cli import common
 from policy import errors
 from policy.package import MANIFEST_NAME
 
 if TYPE_CHECKING:
+    from policy.learn.ceiling import Ceiling
     from policy.learn.observed import Observed
     from policy.learn.propose import LearntProposal, LeftOut
 
@@ -53,7 +56,46 @@ def count_changes(place: str, seen: Observed) -> None:
             seen.saw(SeenAccess("look", f"{place}/{change.path}", "", time.time_ns(), writes=True))
 
 
-def asked_in_vain(seen: Observed, never: Mapping[str, str], beyond: str) -> tuple[LeftOut, ...]:
+class Proposed(NamedTuple):
+    """A proposal. ``links`` maps places of the root to the files that they lead to, ``used`` has numbers of layers."""
+
+    found: LearntProposal
+    links: dict[str, str]
+    used: frozenset[int]
+
+
+def proposed(
+    seen: Observed,
+    ceiling: Ceiling,
+    layers: Sequence[str],
+    beyond: str,
+    *,
+    also: Iterable[str] = (),
+    of_host: bool = False,
+) -> Proposed:
+    """Return what a run that was seen needs of its ceiling, whose root has these layers, the lowest first.
+
+    ``beyond`` says how the ceiling is widened. ``also`` are programs whose links are needed as well. With ``of_host``
+    the root has the host's programs at their own places, below the layers.
+    """
+    from covenant.session import learning
+    from policy.layers import parse_ref
+    from policy.learn import propose
+
+    started = [path for path, _ in seen.succeeded("exec")]
+    with contextlib.ExitStack() as held:
+        root = learning.Root(common.state(), [parse_ref(one) for one in layers], held)
+        scripts = root.interpreters(started, ceiling)
+        paths = (*started, *scripts.values(), *also)
+        links = {path: os.path.realpath(path) for path in paths} if of_host else {}
+        links |= root.links(paths)
+        found = propose.propose(seen, ceiling, links, scripts)
+        used = root.used(found.used)
+    left = (*found.left_out, *_asked_in_vain(seen, ceiling.never, beyond))
+    return Proposed(structs.replace(found, left_out=left), links, used)
+
+
+def _asked_in_vain(seen: Observed, never: Mapping[str, str], beyond: str) -> tuple[LeftOut, ...]:
     """Return the paths of this host that the run asked for in vain. ``beyond`` says how the ceiling is widened."""
     from policy.learn import presets
     from policy.learn.ceiling import below

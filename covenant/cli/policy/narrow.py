@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from msgspec import structs
 
 from covenant.cli import common
 from covenant.cli.policy import learnt
@@ -82,27 +79,18 @@ def _narrowed(
         errors.InternalError: it would be wider than before.
     """
     from covenant.session import learning
-    from policy.layers import parse_ref
-    from policy.learn import narrow, propose
+    from policy.learn import narrow
     from policy.learn.ceiling import HostPlace
     from sandbox import config
     from sandbox.host import facts
 
-    settings = config.load(common.state())
-    never = facts.never_granted(settings, (str(common.home()),))
+    never = facts.never_granted(config.load(common.state()), (str(common.home()),))
     place = None if workspace is None else HostPlace(os.path.realpath(workspace), manifest.workspace.path)
     ceiling = learning.with_facts(narrow.ceiling(manifest, never, place), seen)
+    of_host = manifest.root.base == "closure"
+    layers = (*(() if of_host else (manifest.root.base,)), *manifest.root.layers)
     allowed = [one.path for _, one in manifest.permissions.executables.programs]
-    started = [path for path, _ in seen.succeeded("exec")]
-    is_closure = manifest.root.base == "closure"
-    refs = [parse_ref(one) for one in (*(() if is_closure else (manifest.root.base,)), *manifest.root.layers)]
-    with contextlib.ExitStack() as held:
-        root = learning.Root(settings.state, refs, held)
-        scripts = root.interpreters(started, ceiling)
-        paths = (*started, *scripts.values(), *allowed)
-        links = {**({path: os.path.realpath(path) for path in paths} if is_closure else {}), **root.links(paths)}
-        found = propose.propose(seen, ceiling, links, scripts)
-    found = structs.replace(found, left_out=(*found.left_out, *learnt.asked_in_vain(seen, never, _BEYOND)))
+    found, links, _ = learnt.proposed(seen, ceiling, layers, _BEYOND, also=allowed, of_host=of_host)
     said = {line: learning.evidence(line) for line in found.lines}
     done = narrow.narrowed(package.manifest.decode(), manifest, found, links, said)
     if not _is_within(done.text, manifest):
