@@ -1,6 +1,6 @@
 // What the daemon sends while the page is open: the live runs, and numbers that grow with each change of a store.
 import { signal } from "../vendor/signals-core.js";
-import { events, leave, state } from "./session.js";
+import { envelopes, events, leave, state } from "./session.js";
 
 export const runs = signal([]);
 export const runsError = signal(null);
@@ -17,20 +17,9 @@ function take(chunk) {
 }
 
 async function read(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const data = block.split("\n").find((one) => one.startsWith("data: "));
-      if (!data) continue;
-      const envelope = JSON.parse(data.slice(6));
-      if (envelope.kind === "stream_chunk") take(envelope.chunk);
-      if (envelope.kind === "stream_error") leave(envelope.message);
-    }
+  for await (const envelope of envelopes(body)) {
+    if (envelope.kind === "stream_chunk") take(envelope.chunk);
+    if (envelope.kind === "stream_error") leave(envelope.message);
   }
 }
 

@@ -89,3 +89,19 @@ export async function attach(fields, signal) {
   if (answer.status === 401) leave(document.message);
   throw new Refused(document);
 }
+
+// The envelopes of a stream of the daemon, as they come.
+export async function* envelopes(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const blocks = (rest + value).split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const data = block.split("\n").find((one) => one.startsWith("data: "));
+      if (data) yield JSON.parse(data.slice(6));
+    }
+  }
+}

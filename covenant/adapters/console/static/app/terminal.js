@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "./html.js";
 import { Problem } from "./parts.js";
-import { attach, Refused, type } from "./session.js";
+import { attach, envelopes, Refused, type } from "./session.js";
 import { line } from "./text.js";
 
 const MOST = 16384;
@@ -58,22 +58,12 @@ function typist(name, failed) {
 
 // Reads the events of an attachment until its end; `take` gets each chunk.
 async function read(body, take) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) throw new Refused({ message: "the connection to the daemon ended", hint: "attach again: the session goes on" });
-    const blocks = (rest + value).split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const data = block.split("\n").find((one) => one.startsWith("data: "));
-      if (!data) continue;
-      const envelope = JSON.parse(data.slice(6));
-      if (envelope.kind === "stream_chunk") take(envelope.chunk);
-      if (envelope.kind === "stream_error") throw new Refused(envelope);
-      if (envelope.kind === "stream_end") return envelope.summary;
-    }
+  for await (const envelope of envelopes(body)) {
+    if (envelope.kind === "stream_chunk") take(envelope.chunk);
+    if (envelope.kind === "stream_error") throw new Refused(envelope);
+    if (envelope.kind === "stream_end") return envelope.summary;
   }
+  throw new Refused({ message: "the connection to the daemon ended", hint: "attach again: the session goes on" });
 }
 
 async function connect(place, run, { Terminal, say, fail, end, aloud }) {
