@@ -8,12 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import web
 
 from covenant.export import cursor, ocsf_file, sinks, worker
 from sandbox.audit.follow_process import LocalReaders
 from sandbox.audit.log_follow import Follower
-from tests.unit.sandbox.audit.test_log import opened, write
+from tests.unit.sandbox.audit.test_log import opened, state, write
+
+__all__ = ["state"]
 
 
 class FakeCollector:
@@ -104,3 +107,16 @@ def filled(place: Path, times: range) -> None:
 
 def expected(times: range) -> list[str]:
     return [f"row {n}" for n in times]
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait shortly: a test has no outage of minutes."""
+    monkeypatch.setattr(sinks, "FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(sinks, "POLL_SECONDS", 0.002)
+
+
+@pytest.fixture
+def export(state: Path, tmp_path: Path) -> Export:
+    """An export of a log of the test's own."""
+    return Export(state, tmp_path / "export")

@@ -14,24 +14,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from covenant.export import collector, sinks
+from covenant.export import collector
 from sandbox.audit import follow_process
-from tests.export_kit import Export, FakeCollector, expected, filled
+from tests.export_kit import Export, FakeCollector, expected, export, filled, soon
 from tests.kernel.world import ROOT
 from tests.unit.sandbox.audit.test_log import state
 
-__all__ = ["state"]
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(sinks, "POLL_SECONDS", 0.002)
-
-
-@pytest.fixture
-def export(state: Path, tmp_path: Path) -> Export:
-    return Export(state, tmp_path / "export")
+__all__ = ["export", "soon", "state"]
 
 
 def _outage(

@@ -20,22 +20,11 @@ from policy.audit_log import merkle, note
 from sandbox.audit import log_cut
 from sandbox.audit.follow_process import LocalReaders
 from sandbox.audit.log_follow import Follower
-from tests.export_kit import Export, expected, filled
+from tests.export_kit import Export, expected, export, filled, soon
 from tests.unit.covenant.stores.test_audit import DAEMON, failed
 from tests.unit.sandbox.audit.test_log import ISSUER, state
 
-__all__ = ["state"]
-
-
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sinks, "FIRST_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(sinks, "POLL_SECONDS", 0.002)
-
-
-@pytest.fixture
-def export(state: Path, tmp_path: Path) -> Export:
-    return Export(state, tmp_path / "export")
+__all__ = ["export", "soon", "state"]
 
 
 def _events(export: Export) -> list[dict[str, Any]]:
