@@ -48,7 +48,11 @@ def peer(sock: socket.socket) -> Peer:
 
 def encode(document: Mapping[str, Any]) -> bytes:
     """One frame with this document."""
-    body = json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode()
+    return framed(json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode())
+
+
+def framed(body: bytes) -> bytes:
+    """Return a frame with these bytes."""
     return LENGTH.pack(len(body)) + body
 
 

@@ -10,7 +10,6 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import threading
 from collections.abc import Mapping
 from types import FrameType
@@ -19,12 +18,13 @@ from typing import Final, Protocol
 import msgspec
 
 from policy import errors
+from sandbox import unix_wire
 from sandbox.audit.log_follow import Checkpoints, Chunk, Follower, Position
 from sandbox.kernel import libc
+from sandbox.kernel.proc import privdrop
 from sandbox.network.gate import uids
 
 WORKER_UID: Final = uids.EXPORT
-_LENGTH: Final = struct.Struct(">I")
 _MOST_REQUEST: Final = 64 * 1024
 _MOST_ANSWER: Final = 16 * 1024 * 1024
 
@@ -156,40 +156,16 @@ def serve(door: socket.socket, readers: Readers) -> None:
 
 def _drop(uid: int, parent: int) -> None:
     """Become a user without rights. In a process with one thread."""
-    libc.drop_bounding_set()
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-    libc.drop_capabilities()
+    privdrop.become(uid, parent, on_death=signal.SIGTERM)
     libc.set_no_new_privs()
-    libc.prctl(libc.PR_SET_DUMPABLE, 0)
-    # A change of uid clears the parent death signal (prctl(2)), so it is set here.
-    libc.set_parent_death_signal(signal.SIGTERM)
-    if os.getppid() != parent:
-        raise OSError(0, "the process that reads the logs is gone")
 
 
 def _send(door: socket.socket, raw: bytes) -> None:
-    door.sendall(_LENGTH.pack(len(raw)) + raw)
+    unix_wire.send(door, unix_wire.framed(raw), until=None)
 
 
 def _receive(door: socket.socket, most: int) -> bytes | None:
     """Receive one frame. None: the other end is closed, or the frame is too long."""
-    head = _exactly(door, _LENGTH.size)
-    if head is None:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    return _exactly(door, length) if length <= most else None
-
-
-def _exactly(door: socket.socket, count: int) -> bytes | None:
-    raw = bytearray()
-    while len(raw) < count:
-        try:
-            part = door.recv(min(count - len(raw), 1 << 20))
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        raw += part
-    return bytes(raw)
+    with contextlib.suppress(unix_wire.FrameError):
+        return unix_wire.receive(door, max_bytes=most, until=None)
+    return None

@@ -44,24 +44,33 @@ def apply(seal: Seal) -> None:
         raise OSError(0, "refusing to serve an agent as root")
     if not seal.files:
         _empty_root()
-    libc.drop_bounding_set()
-    os.setgroups([])
-    os.setresgid(seal.uid, seal.uid, seal.uid)
-    os.setresuid(seal.uid, seal.uid, seal.uid)
-    libc.drop_capabilities()
-    if os.getresuid() != (seal.uid,) * 3 or os.getresgid() != (seal.uid,) * 3 or os.getgroups():
-        raise OSError(0, "the kernel did not take the identity")
-    # A change of uid clears the parent death signal (prctl(2)), so it is set again.
-    libc.set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != seal.parent:
-        raise OSError(0, "the supervisor is gone")
-    # Other processes of this uid serve other agents: none may read another's memory.
-    libc.prctl(libc.PR_SET_DUMPABLE, 0)
+    become(seal.uid, seal.parent, on_death=signal.SIGKILL)
     # Set limits after the identity: RLIMIT_NPROC exceeded at setresuid(2) would make the next step fail.
     for name, value in seal.limits:
         resource.setrlimit(name, (value, value))
     libc.set_no_new_privs()
     libc.set_seccomp_filter(seal.program)
+
+
+def become(uid: int, parent: int, *, on_death: signal.Signals) -> None:
+    """Take the identity of ``uid``, without groups and capabilities, and end with ``parent`` by a signal.
+
+    Raises:
+        OSError: Raised when the kernel refuses a step, or ``parent`` is gone. The caller must exit.
+    """
+    libc.drop_bounding_set()
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+    libc.drop_capabilities()
+    if os.getresuid() != (uid,) * 3 or os.getresgid() != (uid,) * 3 or os.getgroups():
+        raise OSError(0, "the kernel did not take the identity")
+    # A change of uid clears the parent death signal (prctl(2)), so it is set again.
+    libc.set_parent_death_signal(on_death)
+    if os.getppid() != parent:
+        raise OSError(0, "the process that started this one is gone")
+    # Other processes of this uid serve other agents: none may read another's memory.
+    libc.prctl(libc.PR_SET_DUMPABLE, 0)
 
 
 def _empty_root() -> None:
