@@ -85,7 +85,7 @@ def test_terminal_resize_reaches_agent(world: World, screen: Screen) -> None:
 def test_terminal_interrupt_is_key(world: World, screen: Screen) -> None:
     screen.acts(READY=screen.types(b"\x03"))
     code = (
-        "import time\nprint('READY', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
+        "import time\ntry: print('READY', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
     )
     done = _run(world, code, screen)
     assert done.error is None, (done.error, done.stderr, screen.shown)
