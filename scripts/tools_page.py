@@ -59,6 +59,21 @@ Its `command` is `node` or `python3` with a script of that directory, or a progr
 Commands that fetch what they run ({{fetchers}}) do not verify. `covenant tools pin` replaces a placeholder
 digest. `{pins.LOCK}` keeps the SHA-256 of each tool's name, description and input schema.
 
+## One file instead of a package
+
+A tool manifest of Matrix runs as it is, with a program that the operator names. The packages of its servers are in
+`tools/ALIAS/` beside it, and `{pins.LOCK}` too if there is one. As root:
+
+```sh
+covenant run agents/default.json "read the notes" --entry agents/main.py
+```
+
+The run is signed with the local key of `covenant dev`, for the id of the file's `agent`. It has the tools whose class
+is in `allowed_side_effects`, and no network, file or secret. `PROGRAM.py` runs by `python3`, `.js` by `node`, and any
+other as a native program; it speaks the contract `line`. Refused, each with its fix: a digest that is not that of the
+files, a command that fetches what it runs, a server with a credential or the transport http. A tool that is not granted
+is named on stderr ([ADR 0134](adr/0134-a-tool-manifest-runs-alone.md)).
+
 ## A server in its sandbox
 
 A stdio server runs as `AGENT.ALIAS` in a sandbox of its own: {server_package.MEMORY_MB} MiB of memory,

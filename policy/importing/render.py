@@ -35,7 +35,7 @@ def _lines(draft: Draft, source: str) -> Iterator[str]:
     yield f"id = {text.toml(context.agent_id)}"
     yield f"name = {text.toml(context.agent_id)}"
     yield 'version = "0.1.0"'
-    yield 'runtime = "command"'
+    yield f"runtime = {text.toml(context.runtime)}"
     yield f"entry = {text.toml(context.entry or draft.entry)}"
     yield from _resources(draft)
     yield ""

@@ -49,11 +49,13 @@ class Imported(Struct, frozen=True):
 class Context(Struct, frozen=True):
     """Facts that the caller knows and the source does not say.
 
-    ``base`` is the directory that relative paths of the source begin at, ``home`` the one of ``~``.
+    ``base`` is the directory that relative paths of the source begin at, ``home`` the one of ``~``. ``runtime`` is that
+    of ``entry``.
     """
 
     agent_id: str = "imported"
     entry: str = ""
+    runtime: str = "command"
     base: str = ""
     home: str = ""
 

@@ -52,22 +52,37 @@ def read(path: Path | int) -> packages.Package:
         errors.PackageError: anything but plain files and directories, a refused name, too many files or bytes, or
             a file that changed while it was read.
     """
-    if isinstance(path, int):
-        root = open_entry(".", ".", path, _DIRECTORY)
-    else:
-        try:
-            root = os.open(path, _DIRECTORY)
-        except OSError as e:
-            # O_NOFOLLOW with O_DIRECTORY says ENOTDIR for a symlink.
-            symlink = e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink()
-            reason = "it is a symlink" if symlink else e.strerror
-            raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
+    reader = _walked(open_entry(".", ".", path, _DIRECTORY) if isinstance(path, int) else _opened(path))
+    return packages.Package(reader.files, reader.envelope)
+
+
+def files_of(path: Path) -> dict[str, bytes]:
+    """Return the files of a directory that is a part of a package and lies outside of one; none where it is absent.
+
+    Raises:
+        errors.PackageError: as ``read``.
+    """
+    return _walked(_opened(path)).files if os.path.lexists(path) else {}
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, _DIRECTORY)
+    except OSError as e:
+        # O_NOFOLLOW with O_DIRECTORY says ENOTDIR for a symlink.
+        symlink = e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink()
+        reason = "it is a symlink" if symlink else e.strerror
+        raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
+
+
+def _walked(root: int) -> _Reader:
+    """Read a directory, and close it."""
     try:
         reader = _Reader()
         reader.walk(root, "", depth=1)
     finally:
         os.close(root)
-    return packages.Package(reader.files, reader.envelope)
+    return reader
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from policy.package import Package
     from sandbox.run_result import RunResult
     from sandbox.supervisor import Supervisor
-    from sandbox.workspace.session import GivenDirectory
 
 # A year is longer than any other timeout of a run; infinity has no value in milliseconds.
 _TIMEOUT = click.option(
@@ -77,7 +76,9 @@ _RUN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
 
 @click.command(
     epilog=common.examples(
-        'covenant run agents/hello "good morning"', 'covenant run agents/hello "good morning" --timeout 30 --json'
+        'covenant run agents/hello "good morning"',
+        'covenant run agents/hello "good morning" --timeout 30 --json',
+        'covenant run agents/default.json "read the notes" --entry main.py',
     )
 )
 @click.argument("package", type=click.Path(path_type=Path))
@@ -99,6 +100,12 @@ _RUN_ID: Final = re.compile(r"[0-9a-f]{8}(-[0-9a-f-]{0,27})?")
     metavar="DIR",
     help="Observe the run, and write a package there that grants only what it used.",
 )
+@click.option(
+    "--entry",
+    type=click.Path(path_type=Path),
+    metavar="PROGRAM",
+    help="The program of a tool manifest, where PACKAGE is that file alone: PROGRAM.py, .js, or a native program.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(
     package: Path,
@@ -115,12 +122,15 @@ def run(
     keep_workspace: bool,
     wait: float,
     learn: Path | None,
+    entry: Path | None,
     as_json: bool,
 ) -> int:
     """Run the signed PACKAGE with the intent TEXT (``-`` reads it from stdin) and print its answer.
 
     A package with the contract `stdio` or `terminal` takes no TEXT: it is connected to stdin, stdout and stderr, or to
     the terminal, and its exit status is passed on.
+
+    A tool manifest, FILE.json with --entry, is run as `covenant dev` runs a package: signed with the local key.
     """
     if _RUN_ID.fullmatch(str(package)) and not package.exists():
         raise errors.UsageError(
@@ -128,7 +138,14 @@ def run(
             hint="give a package's directory; `covenant logs`, `wait`, `attach` and `attest` take a run",
         )
     common.check_package(package)
-    others = (text, record, user, workspace, resume, wait or None, learn)
+    own = (record, user, workspace, resume, wait or None, learn)
+    if entry is not None or (package.suffix == ".json" and not package.is_dir()):
+        if text is None or any((raw, detach, keep, keep_workspace)) or any(one is not None for one in own):
+            raise errors.UsageError(
+                "a tool manifest is run with TEXT, --entry, --timeout and --json", hint="leave other options out"
+            )
+        return _run_single_file(package, entry, text, _milliseconds(timeout), as_json=as_json)
+    others = (text, *own)
     if detach and (keep or as_json or any(one is not None for one in others)):
         raise errors.UsageError(
             "--detach starts a session: no TEXT, --keep, --record, --workspace, --wait, --json, --learn or --as",
@@ -143,7 +160,7 @@ def run(
         record=record,
         keys=keys.parse(detach_keys),
         keep=keep,
-        workspace=resumed_directory(workspace, resume),
+        workspace=supervisor_client.resumed_directory(workspace, resume),
         resume=resume or "",
         keep_workspace=keep_workspace,
         wait=wait,
@@ -158,19 +175,6 @@ def run(
         return _run(package, text, timeout, user, how=how._replace(observe=seen), as_json=as_json, dev=False)
 
     return narrow.run_and_learn(package, learn, how.workspace, observed, quiet=as_json)
-
-
-def resumed_directory(workspace: Path | None, resume: str | None, *, here: bool = False) -> Path | None:
-    """Return the directory of a run: the one that is given, else that of the run that it resumes.
-
-    Raises:
-        errors.WorkspaceError: this user has no workspace of that run.
-    """
-    if workspace is not None or resume is None:
-        return workspace
-    from covenant.cli.operator import workspace_client
-
-    return Path(workspace_client.find(resume, here=here)["directory"])
 
 
 @click.command(epilog=common.examples('covenant dev mine "good morning"'))
@@ -314,6 +318,18 @@ def _reported(answer: RunResult, shown: ShownStderr, how: How, *, as_json: bool,
     return status
 
 
+def _run_single_file(file: Path, entry: Path | None, text: str, timeout_ms: int | None, *, as_json: bool) -> int:
+    """Run a tool manifest with a program, signed with the local key. What it allows and is not granted is printed."""
+    from covenant.session import single_file
+
+    made = single_file.read(file, entry)
+    for loss in made.losses:
+        common.say(common.visible(f"not granted: {loss.message}"), err=True)
+    shown = ShownStderr()
+    answer = _here(made.package, text, timeout_ms, None, dev=True, as_json=as_json, shown=shown, place=file)
+    return _report(answer, shown, as_json=as_json)
+
+
 def _asked(
     sock: socket.socket,
     path: Path,
@@ -363,26 +379,31 @@ def _here(
     name: str = "",
     shown: ShownStderr | None = None,
     how: How = PLAIN,
+    place: Path | None = None,
 ) -> RunResult:
-    """Run the agent with the supervisor's code in this process. A session has a ``connection`` and no intent."""
+    """Run the agent with the supervisor's code in this process. A session has a ``connection`` and no intent.
+
+    ``place`` is the file that a package in memory was made from.
+    """
     from covenant.keys import identity
     from sandbox.storage import package_reader as packages
     from sandbox.supervisor import Request, Supervisor
 
     home, state = common.home(), common.state()
+    place = source if isinstance(source, Path) else place
     # Raises without root, before a key or a directory is made.
     opening = Supervisor(state, never_granted=(str(home),))
     intent, issuer = _text(text), identity.issuer(home)
     with opening as supervisor:
         if connection is None or not as_json:
-            _say_whose(home, supervisor)
+            supervisor_client.say_whose_here(home, supervisor)
         with supervisor.logged(issuer):
             package, dev_id = packages.read(source) if isinstance(source, Path) else source, ""
             if dev:
                 package, dev_id = _signed_for_dev(package, supervisor, quiet=connection is not None and as_json)
         waiting = ExitStack() if shown is None else shown.waiting
         beside = packages.beside(source) if isinstance(source, Path) else nullcontext()
-        with beside as children, waiting, _given(how) as given:
+        with beside as children, waiting, supervisor_client.given_here(how) as given:
             waiting.enter_context(spinner.shown(_AT_WORK, quiet=as_json or connection is not None))
             if connection is not None:
                 connection.begin()
@@ -395,7 +416,7 @@ def _here(
                     user=user,
                     dev=dev_id,
                     typed=bool(name),
-                    package_name=name or str(source.resolve() if isinstance(source, Path) else ""),
+                    package_name=name or ("" if place is None else str(place.resolve())),
                     children=children,
                     caller=None if connection is None else connection.streams,
                     live=None if shown is None else shown.show,
@@ -403,27 +424,6 @@ def _here(
                     observe=how.observe,
                 )
             )
-
-
-@contextmanager
-def _given(how: How) -> Iterator[GivenDirectory | None]:
-    """Open the directory that becomes the workspace of a run. Root gives its owner's rights, not its own."""
-    if how.workspace is None:
-        yield None
-        return
-    from sandbox.workspace import caller
-    from sandbox.workspace.session import GivenDirectory
-
-    with supervisor_client.open_workspace(how.workspace) as fds:
-        info = os.fstat(fds[0])
-        who, beside = caller.of(info.st_uid, info.st_gid), fds[1] if len(fds) > 1 else -1
-        yield GivenDirectory(fds[0], who, how.resume, keeps=how.keep_workspace, repository=beside)
-
-
-def _say_whose(home: Path, supervisor: Supervisor) -> None:
-    version = supervisor.state.root_version()
-    trust = f"trust root version {version}" if version else "no trust root"
-    common.say(f"home {common.visible(str(home))}, state {common.visible(str(supervisor.path))}, {trust}", err=True)
 
 
 def _signed_for_dev(read: Package, supervisor: Supervisor, *, quiet: bool) -> tuple[Package, str]:

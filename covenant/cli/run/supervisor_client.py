@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from covenant.cli.run.how import How
     from sandbox.serve.api.client import GivenWorkspace
+    from sandbox.supervisor import Supervisor
+    from sandbox.workspace.session import GivenDirectory
 
 
 @contextlib.contextmanager
@@ -53,6 +55,13 @@ def say_whose(state: Mapping[str, Any]) -> None:
         version = state.get("trust_root")
         trust = f"trust root version {version}" if version else "no trust root"
         common.say(f"supervisor of {common.visible(str(state.get('supervisor_state')))}, {trust}", err=True)
+
+
+def say_whose_here(home: Path, supervisor: Supervisor) -> None:
+    """Print the home, state and trust root of a run in this process."""
+    version = supervisor.state.root_version()
+    trust = f"trust root version {version}" if version else "no trust root"
+    common.say(f"home {common.visible(str(home))}, state {common.visible(str(supervisor.path))}, {trust}", err=True)
 
 
 def open_package(path: Path) -> int:
@@ -117,6 +126,34 @@ def given_workspace(how: How) -> Iterator[GivenWorkspace | None]:
 
     with open_workspace(how.workspace) as fds:
         yield GivenWorkspace(tuple(fds), how.resume, how.keep_workspace) if fds else None
+
+
+@contextlib.contextmanager
+def given_here(how: How) -> Iterator[GivenDirectory | None]:
+    """Open the directory that becomes the workspace of a run. Root gives its owner's rights, not its own."""
+    if how.workspace is None:
+        yield None
+        return
+    from sandbox.workspace import caller
+    from sandbox.workspace.session import GivenDirectory
+
+    with open_workspace(how.workspace) as fds:
+        info = os.fstat(fds[0])
+        who, beside = caller.of(info.st_uid, info.st_gid), fds[1] if len(fds) > 1 else -1
+        yield GivenDirectory(fds[0], who, how.resume, keeps=how.keep_workspace, repository=beside)
+
+
+def resumed_directory(workspace: Path | None, resume: str | None, *, here: bool = False) -> Path | None:
+    """Return the directory of a run: the one that is given, else that of the run that it resumes.
+
+    Raises:
+        errors.WorkspaceError: this user has no workspace of that run.
+    """
+    if workspace is not None or resume is None:
+        return workspace
+    from covenant.cli.operator import workspace_client
+
+    return Path(workspace_client.find(resume, here=here)["directory"])
 
 
 def _state() -> tuple[str, bool]:

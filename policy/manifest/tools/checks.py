@@ -42,6 +42,9 @@ CODES = {
     "credential_not_given": "`env` names a credential, and the command is no script of node or python3",
 }
 
+GRANT_CODES = frozenset({"credential_not_granted", "host_not_granted"})
+"""The findings whose fix is a grant of agent.toml that no tool manifest can say."""
+
 INTERPRETERS = ("node", "python3")
 # Programs that fetch what they run, and the words between them and the name of what they fetch.
 FETCHERS = frozenset(
