@@ -15,7 +15,6 @@ from pydantic.fields import FieldInfo
 
 from policy.manifest import report
 from policy.manifest.tools import advertised, checks, document, pins, server_package, tool_uri
-from sandbox.network.tools import desk, server
 
 COMMAND = "python tests/golden/test_tools_page.py"
 
@@ -26,8 +25,8 @@ _INTRO = f"""\
 Written by `{COMMAND}`; do not edit.
 
 `{document.FILE}` beside `agent.toml` names the tools of an agent: MCP servers, in the format of Matrix, read strictly
-([schema](schema/tools.schema.json)). A running agent calls them at `http://tools.covenant/mcp`. These commands work
-offline, without root:
+([schema](schema/tools.schema.json)). A running agent calls them at `http://tools.covenant/mcp`
+([tool-calls.md](tool-calls.md)), or the file runs without a package. These commands work offline, without root:
 
 ```sh
 covenant tools list mine          # URI, class of side effect, granted or why not
@@ -59,21 +58,6 @@ Its `command` is `node` or `python3` with a script of that directory, or a progr
 Commands that fetch what they run ({{fetchers}}) do not verify. `covenant tools pin` replaces a placeholder
 digest. `{pins.LOCK}` keeps the SHA-256 of each tool's name, description and input schema.
 
-## One file instead of a package
-
-A tool manifest of Matrix runs as it is, with a program that the operator names. The packages of its servers are in
-`tools/ALIAS/` beside it, and `{pins.LOCK}` too if there is one. As root:
-
-```sh
-covenant run agents/default.json "read the notes" --entry agents/main.py
-```
-
-The run is signed with the local key of `covenant dev`, for the id of the file's `agent`. It has the tools whose class
-is in `allowed_side_effects`, and no network, file or secret. `PROGRAM.py` runs by `python3`, `.js` by `node`, and any
-other as a native program; it speaks the contract `line`. Refused, each with its fix: a digest that is not that of the
-files, a command that fetches what it runs, a server with a credential or the transport http. A tool that is not granted
-is named on stderr ([ADR 0134](adr/0134-a-tool-manifest-runs-alone.md)).
-
 ## A server in its sandbox
 
 A stdio server runs as `AGENT.ALIAS` in a sandbox of its own: {server_package.MEMORY_MB} MiB of memory,
@@ -88,66 +72,7 @@ covenant tools serve mine fs            # its stdin and stdout: what an MCP clie
 
 Each call is checked in this order: the package verifies; tool and class are granted; size and rules of the arguments;
 `input_schema`; the rate; the server advertises what is declared. Requests of a server to its client are refused
-([ADR 0086](adr/0086-a-call-is-held-to-its-manifest.md)).
-
-## The agent's endpoint
-
-An agent with a tool in `[permissions.skills]` reaches `tools.covenant` also with `network = "off"`. It is an MCP server
-over streamable HTTP without sessions: one POST, one JSON reply.
-
-| path | |
-|---|---|
-| `http://tools.covenant/mcp` | the granted tools of all servers, as `ALIAS{desk.SEPARATOR}NAME`; `spawn` |
-| `http://tools.covenant/mcp/ALIAS` | the granted tools of one server, by their own names |
-
-```python
-async with Client("http://tools.covenant/mcp") as client:  # of the package mcp
-    print(await client.call_tool("fs__read_text_file", {{"path": "/tmp/notes"}}))
-```
-
-The first allowed call starts a server, which ends with the agent. After {server.IDLE_SECONDS:.0f} seconds
-without a call it is suspended, and resumed by the next one. Its memory is beside its agent's, for the same caller
-([ADR 0096](adr/0096-tools-are-called-at-a-gate.md), [0125](adr/0125-secrets-and-idleness-of-tool-servers.md)).
-
-A server of the transport http (streamable HTTP; SSE alone is refused) is reached by a relay in a sandbox of its own,
-whose gate adds the header that is a credential. `[[permissions.network]]` grants its host by name.
-
-`spawn` is there where `[spawn]` allows children: it takes `agent` and `text`, and returns the answer of that agent
-([ADR 0126](adr/0126-children-are-a-tool-of-the-endpoint.md)).
-
-## Rules and limits of calls
-
-Rules of one tool and argument are alternatives; each argument with a rule must be given. Rules compare text: `..` in a
-path is not resolved.
-
-```toml
-[permissions.skills]
-allow = ["{_URI}"]
-side_effects = ["read"]
-calls_per_minute = 60
-call_ms = 5000
-argument_bytes = 4096
-answer_bytes = 100000
-
-[[permissions.skills.rule]]
-tool = "{_URI}"
-argument = "path"
-matches = "/tmp/[a-z]+"
-```
-
-```sh
-covenant policy why mine --tool {_URI} --args '{{"path": "/tmp/notes"}}'
-```
-
-A refusal names the lines that end it. The log has `tool_called`, `tool_answered` and `tool_refused`, with digests.
-
-## Credentials
-
-A secret is named and never written: `$env:NAME` and `$credential:NAME` are the credential `NAME`, as the whole value.
-`[permissions.credentials]` grants it.
-
-A running agent's server is given the secrets of its `env` from the vault of the agent's id; the agent itself is refused
-them. A program of ours sets the variables, so `command` is `node` or `python3`. `covenant dev` gives none."""
+([ADR 0086](adr/0086-a-call-is-held-to-its-manifest.md))."""
 
 
 def page() -> str:

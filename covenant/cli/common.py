@@ -196,3 +196,22 @@ def _non_empty(line: bytes, source: str) -> bytes:
     if not secret:
         raise errors.KeyFileError(f"the passphrase in `{source}` is empty", where=source)
     return secret
+
+
+def intent_text(text: str) -> str:
+    """Return the intent's text, for ``-`` all of stdin.
+
+    Raises:
+        errors.UsageError: stdin is not there, too long or not UTF-8.
+    """
+    from policy import contract
+
+    if text != "-":
+        return text
+    if sys.stdin is None:
+        raise errors.UsageError("there is no stdin to read the intent from")
+    raw = typed(contract.INTENT_BYTES + 1)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as e:
+        raise errors.UsageError("the intent on stdin is not UTF-8") from e

@@ -137,6 +137,7 @@ TABLE: Final[Mapping[str, Mapped]] = {
     **_kinds(_process, 1007, "run_id", {3: "console_attached"}, severity=LOW),
     **_kinds(_process, 1007, "run_id", {1: "run_started", 2: "run_ended session_ended", 99: "run_state"}),
     **_kinds(_process, 1007, "run_id", {2: "runs_revoked runs_stopped budget_preempted"}, severity=MEDIUM),
+    **_kinds(_process, 1007, "run_id", {2: "child_cancelled"}),
     **_kinds(_process, 1007, "run_id", {2: "budget_preempt_failed"}, severity=MEDIUM, status=_FAILURE),
     # Network Activity: 1 Open, 2 Close, 6 Traffic, 7 Listen
     **_kinds(_network, 4001, "target", {6: "reached"}),

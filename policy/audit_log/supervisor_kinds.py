@@ -90,6 +90,8 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
         "memory_peak_bytes": "int?",
         "wall_ms": "int?",
     },
+    # A client of the run's tools gave up on `child`, which is about to be stopped. Its own `run_ended` follows.
+    "child_cancelled": {**_RUN, "child": "text", "child_agent_id": "text"},
     # The end of a stream session (`contract` stdio or terminal), with the bytes that were relayed and their SHA-256:
     # `in` from the caller, `out` from the agent; `recording_hash_hex` of a recording that the caller asked for.
     "session_ended": {

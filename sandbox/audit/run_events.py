@@ -258,6 +258,10 @@ class RunEvents:
         """
         self._append(kind, waits=True, **fields)
 
+    def child_cancelled(self, child: str, agent_id: str) -> None:
+        """Record that a child is about to be stopped, since its client no longer waits. Durable before that."""
+        self._append("child_cancelled", agent_id=self.agent_id, child=child, child_agent_id=agent_id)
+
     def sync(self) -> None:
         """Make all rows durable."""
         self._flush()

@@ -52,8 +52,9 @@ _CHUNK = 1 << 18
 
 # Messages from a child's shim to its parent's: one JSON object a line.
 Say = Callable[[Mapping[str, Any]], None]
-# Starts a child by the fields of a request, and gives its outcome to the second argument, once.
-Spawn = Callable[[Mapping[str, Any], Say], None]
+# Starts a child by the fields of a request, and gives its outcome to the second argument, once. What it returns stops
+# the child, if it still runs.
+Spawn = Callable[[Mapping[str, Any], Say], Callable[[], None]]
 _OUTLIVES: Final = "adopt"
 
 
@@ -96,6 +97,7 @@ class _Child:
     done: Say | None = None
     command: bool = False
     fate: str = ""
+    cancelled: bool = False
     heard: bytearray = field(default_factory=bytearray)
     waiting: list[BrokerCall] = field(default_factory=list)
 
@@ -152,38 +154,48 @@ class ChildManager:
 
     def spawn(self, call: BrokerCall) -> None:
         """``spawn``: start a child. Answered with its run id when it is admitted, else with the refusal."""
+        self._spawn(call)
+
+    def _spawn(self, call: BrokerCall) -> str:
+        """Start a child, and return its run id; empty where it is refused."""
         try:
             asked = parse_request(call.fields)
             self._check()
         except errors.CovenantError as e:
             self._refused(str(call.fields.get("agent", "")), e.code)
             call.failed(e)
-            return
+            return ""
         except FieldError as e:
             call.refuse("malformed_request", str(e))
-            return
+            return ""
         if (refused := self._no_task()) is not None:
             code, error = refused
             if code == error.code:
                 call.failed(error)
             else:
                 call.refuse(code, error.message)
-            return
+            return ""
         if not self._rate.take(self._clock()):
             self._refused(asked.agent_id, "too_many_requests")
             call.refuse("too_many_requests", f"{PER_SECOND:g} children a second are started at most")
-            return
+            return ""
         if not self._may_log(asked.text):
             self._refused(asked.agent_id, "too_many_requests")
             call.refuse("too_many_requests", f"{LOGGED_PER_SECOND} bytes of texts a second are taken at most")
-            return
+            return ""
         try:
-            self._fork(call, asked)
+            return self._fork(call, asked)
         except (OSError, errors.KernelError) as e:
             call.refuse("kernel_error", f"no process can be started for it: {e}")
+            return ""
 
-    def spawn_for_result(self, fields: Mapping[str, Any], done: Say) -> None:
-        """Start a child as ``spawn`` does, and give its outcome to ``done`` as ``wait`` does."""
+    def spawn_for_result(
+        self, fields: Mapping[str, Any], done: Say, *, cancelled: Callable[[str, str], None]
+    ) -> Callable[[], None]:
+        """Start a child as ``spawn`` does, and give its outcome to ``done`` as ``wait`` does.
+
+        What it returns stops the child. ``cancelled`` is called before that, with the child's run id and agent id.
+        """
 
         def started(said: Mapping[str, Any], secret: object) -> None:
             if "ok" in said:
@@ -191,7 +203,16 @@ class ChildManager:
             else:
                 done(said)
 
-        self.spawn(BrokerCall(fields, started))
+        run_id = self._spawn(BrokerCall(fields, started))
+        return functools.partial(self._cancel, run_id, cancelled)
+
+    def _cancel(self, run_id: str, cancelled: Callable[[str, str], None]) -> None:
+        child = self._children.get(run_id)
+        if child is None or run_id in self._results or child.cancelled:
+            return
+        child.cancelled = True
+        cancelled(run_id, child.agent_id)  # INVARIANT: the row before the act
+        child.keeper.signal(signal.SIGTERM)
 
     def run_command(self, agent_id: str, streams: CommandStreams, *, timeout_ms: int | None, done: Say) -> str:
         """Start the child of a command's call, and return its run id. ``done`` gets its outcome, once.

@@ -366,7 +366,7 @@ class RunContext:
         broker: server.Broker,
     ) -> None:
         """Serve the commands of the run until ``stack`` is closed. Only runs that have some pay for the import."""
-        self._spawn = manager.spawn_for_result
+        self._spawn = functools.partial(manager.spawn_for_result, cancelled=self.rows.child_cancelled)
         if not decision.effective.skills.commands:
             return
         from sandbox.broker import command_calls

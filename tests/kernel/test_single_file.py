@@ -1,4 +1,4 @@
-"""A tool manifest of Matrix run as it is: the command of docs/tools.md, what it grants, and what it refuses."""
+"""A tool manifest of Matrix run as it is: the command of docs/tool-calls.md, what it grants, and what it refuses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kernel.test_tool_servers import ADVERTISED, package, server
 from tests.kernel.test_tools_endpoint import AGENT, call, request, text_of
 from tests.kernel.world import ROOT
 
-PAGE = (ROOT / "docs/tools.md").read_text()
+PAGE = (ROOT / "docs/tool-calls.md").read_text()
 
 
 @pytest.fixture(scope="module")

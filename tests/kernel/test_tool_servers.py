@@ -174,15 +174,23 @@ def test_commands_of_page(home: Home, tmp_path: Path) -> None:
         done = home.covenant(*words[1:])
         assert done.returncode == 0, (line, done.stderr)
         said.append(done.stdout)
-    rules = page.partition("## Rules and limits of calls")[2]
-    (made / "agent.toml").write_text(
-        (made / "agent.toml").read_text().partition("[permissions.skills]")[0]
-        + rules.partition("```toml\n")[2].partition("```")[0]
-    )
-    (line,) = rules.partition("```sh\n")[2].partition("```")[0].splitlines()
-    words = [str(made) if word == "mine" else word for word in shlex.split(line)]
-    assert home.covenant(*words[1:]).returncode == 0
-    assert home.covenant(*words[1:-1], '{"path": "/tmp/../etc"}').returncode == 3
+    calls = (ROOT / "docs" / "tool-calls.md").read_text()
+    head = (made / "agent.toml").read_text().partition("[permissions.skills]")[0]
+
+    def followed(heading: str) -> tuple[list[str], list[str]]:
+        """Write the grants below a heading. Returns the words of its first command, and its other commands."""
+        part = calls.partition(f"## {heading}\n")[2]
+        (made / "agent.toml").write_text(head + part.partition("```toml\n")[2].partition("```")[0])
+        first, *others = part.partition("```sh\n")[2].partition("```")[0].splitlines()
+        return [str(made) if word == "mine" else word for word in shlex.split(first)][1:], others
+
+    words, _ = followed("Rules and limits of calls")
+    assert home.covenant(*words).returncode == 0
+    assert home.covenant(*words[:-1], '{"path": "/tmp/../etc"}').returncode == 3
+    words, others = followed("Calls that an operator is asked about")
+    asked = home.covenant(*words)
+    assert (asked.returncode, b"an operator is asked about each call" in asked.stdout) == (3, True), asked.stdout
+    assert others == ["covenant approvals list"]
     assert b"read_text_file" in said[0]
     assert said[1:] == [b"hello: 1 tools verified\n", b"/TMP/NOTES\n", b""]
 

@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from covenant.cli import common
 from covenant.cli.run import run as running
-from covenant.cli.run import session, streams, supervisor_client
+from covenant.cli.run import session, streams
 from covenant.cli.run.how import How
 from policy import errors
 from policy.package import MANIFEST_NAME, Package
@@ -147,7 +147,7 @@ def exec_(
         terminal = _with_terminal(tty, saves=save is not None, record=record)
         if no_workspace and (workspace is not None or resume is not None):
             raise errors.UsageError("--no-workspace goes with no --workspace and no --resume", hint="leave one out")
-        workspace = supervisor_client.resumed_directory(workspace, resume, here=True)
+        workspace = running.resumed_directory(workspace, resume, here=True)
         takes = "" if workspace or no_workspace or not command else _takes_directory(command[0], profile)
         if takes == "directory":
             workspace = Path.cwd()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, nullcontext
@@ -160,7 +159,7 @@ def run(
         record=record,
         keys=keys.parse(detach_keys),
         keep=keep,
-        workspace=supervisor_client.resumed_directory(workspace, resume),
+        workspace=resumed_directory(workspace, resume),
         resume=resume or "",
         keep_workspace=keep_workspace,
         wait=wait,
@@ -175,6 +174,19 @@ def run(
         return _run(package, text, timeout, user, how=how._replace(observe=seen), as_json=as_json, dev=False)
 
     return narrow.run_and_learn(package, learn, how.workspace, observed, quiet=as_json)
+
+
+def resumed_directory(workspace: Path | None, resume: str | None, *, here: bool = False) -> Path | None:
+    """Return the directory of a run: the one that is given, else that of the run that it resumes.
+
+    Raises:
+        errors.WorkspaceError: this user has no workspace of that run.
+    """
+    if workspace is not None or resume is None:
+        return workspace
+    from covenant.cli.operator import workspace_client
+
+    return Path(workspace_client.find(resume, here=here)["directory"])
 
 
 @click.command(epilog=common.examples('covenant dev mine "good morning"'))
@@ -277,7 +289,7 @@ def _run(
         from covenant.cli.run import waiting
 
         # stdin is read once.
-        words = _text(text)
+        words = common.intent_text(text)
         return waiting.until_free(
             how.wait,
             lambda: _answered(path, words, timeout_ms, user, shown, how=how, as_json=as_json, dev=dev),
@@ -302,7 +314,7 @@ def _answered(
     if not dev and how.observe is None:
         with supervisor_client.supervisor() as sock:
             if sock is not None:
-                answer = _asked(sock, path, _text(text), timeout_ms, user, shown, as_json=as_json, how=how)
+                answer = _asked(sock, path, common.intent_text(text), timeout_ms, user, shown, as_json=as_json, how=how)
                 return _reported(answer, shown, how, as_json=as_json, here=False)
     answer = _here(path, text, timeout_ms, user, dev=dev, as_json=as_json, shown=shown, how=how)
     return _reported(answer, shown, how, as_json=as_json, here=True)
@@ -393,7 +405,7 @@ def _here(
     place = source if isinstance(source, Path) else place
     # Raises without root, before a key or a directory is made.
     opening = Supervisor(state, never_granted=(str(home),))
-    intent, issuer = _text(text), identity.issuer(home)
+    intent, issuer = common.intent_text(text), identity.issuer(home)
     with opening as supervisor:
         if connection is None or not as_json:
             supervisor_client.say_whose_here(home, supervisor)
@@ -441,25 +453,6 @@ def _signed_for_dev(read: Package, supervisor: Supervisor, *, quiet: bool) -> tu
             err=True,
         )
     return signed, manifest.agent.id
-
-
-def _text(text: str) -> str:
-    """Return the intent's text, for ``-`` all of stdin.
-
-    Raises:
-        errors.UsageError: stdin is not there, too long or not UTF-8.
-    """
-    from policy import contract
-
-    if text != "-":
-        return text
-    if sys.stdin is None:
-        raise errors.UsageError("there is no stdin to read the intent from")
-    raw = common.typed(contract.INTENT_BYTES + 1)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as e:
-        raise errors.UsageError("the intent on stdin is not UTF-8") from e
 
 
 def _report(answer: RunResult, shown: ShownStderr, *, as_json: bool) -> int:

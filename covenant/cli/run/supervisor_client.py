@@ -143,19 +143,6 @@ def given_here(how: How) -> Iterator[GivenDirectory | None]:
         yield GivenDirectory(fds[0], who, how.resume, keeps=how.keep_workspace, repository=beside)
 
 
-def resumed_directory(workspace: Path | None, resume: str | None, *, here: bool = False) -> Path | None:
-    """Return the directory of a run: the one that is given, else that of the run that it resumes.
-
-    Raises:
-        errors.WorkspaceError: this user has no workspace of that run.
-    """
-    if workspace is not None or resume is None:
-        return workspace
-    from covenant.cli.operator import workspace_client
-
-    return Path(workspace_client.find(resume, here=here)["directory"])
-
-
 def _state() -> tuple[str, bool]:
     """Return COVENANT_STATE as ``common.state``, without creating it; and True if the caller set it."""
     home = os.environ.get("COVENANT_HOME")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy import errors, wire_json
 from policy.manifest import text
@@ -24,16 +24,17 @@ from sandbox.rate_limit import Tokens
 SEPARATOR: Final = "__"
 # Starts of one server: so many at once, and then one in so many seconds.
 STARTS, START_SECONDS = 4, 15.0
-# Children that clients wait for at one time. Those that a client gave up on are bounded by the grants alone.
+# Children that clients wait for at one time. One that a client gave up on is stopped, and may still be ending.
 CHILDREN: Final = 64
-_INVALID, _NO_METHOD, _BAD_PARAMS = -32600, -32601, -32602
+_INVALID, _NO_METHOD, _BAD_PARAMS, _CANCELLED = -32600, -32601, -32602, -32800
 
 
 class Effects(Struct):
     """Effects of a message: replies by number, lines for servers by alias, servers to start, children by number, and
     questions to an operator.
 
-    A question says which call is held, or that the client of one is gone (wire).
+    A child without bytes is one whose client is gone. A question says which call is held, or that the client of one is
+    gone (wire).
     """
 
     replies: list[tuple[int, int, bytes]] = msgspec.field(default_factory=list)
@@ -93,7 +94,8 @@ class ToolDesk:
             return _reply(number, wire.MALFORMED, _error(None, _INVALID, "a message is one JSON-RPC 2.0 object"))
         method, ident, params = message.get("method"), message.get("id"), message.get("params", {})
         if not isinstance(method, str) or "id" not in message:
-            return _reply(number, wire.NOTHING, b"")
+            effects = _reply(number, wire.NOTHING, b"")
+            return self._given_up(params, effects) if method == "notifications/cancelled" else effects
         if not isinstance(ident, str | int) or isinstance(ident, bool) or not isinstance(params, dict):
             said = "a request has an id and parameters by name"
             return _reply(number, wire.MALFORMED, _error(None, _INVALID, said))
@@ -201,12 +203,27 @@ class ToolDesk:
     def cancel(self, number: int) -> Effects:
         """End a call whose client no longer waits. It gets no reply."""
         effects = Effects()
-        self._children.pop(number, None)
+        if self._children.pop(number, None) is not None:
+            effects.children.append((number, b""))
         if self._held.pop(number, None) is not None:
             effects.questions.append({"number": number, "gone": True})
         if (found := self._open.pop(number, None)) is not None and found[0] in self._proxies:
             self._put(found[0], self._proxies[found[0]].cancel(number), effects)
         return effects
+
+    def _given_up(self, params: Any, effects: Effects) -> Effects:
+        """End the call whose id a notification names. Ids are of the whole agent: one of two calls ends neither."""
+        wanted = json.dumps(params.get("requestId")).encode() if isinstance(params, dict) else b""
+        idents = {number: ident for number, (_, ident) in self._open.items()}
+        idents |= {number: json.dumps(ident).encode() for number, ident in self._children.items()}
+        idents |= {number: json.dumps(held.ident).encode() for number, held in self._held.items()}
+        found = [number for number, ident in idents.items() if ident == wanted]
+        if len(found) != 1:
+            return effects
+        ended = self.cancel(found[0])
+        error = _error(json.loads(wanted), _CANCELLED, "the client gave the call up")
+        effects.replies.append((found[0], wire.ANSWER, error))
+        return structs.replace(ended, replies=effects.replies)
 
     # --- servers --------------------------------------------------------------------------------------
 

@@ -20,8 +20,9 @@ UNDER_WAY: Final = 256
 _WAITING: Final = 64 << 20
 _CHUNK: Final = 1 << 18
 
-# Starts a child by the fields of a request, and gives its outcome to the second argument, once.
-Spawn = Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], None]], None]
+# Starts a child by the fields of a request, and gives its outcome to the second argument, once. What it returns stops
+# the child, if it still runs.
+Spawn = Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], None]], Callable[[], None]]
 
 
 class SpawnLine:
@@ -32,7 +33,8 @@ class SpawnLine:
         self._end, self.gates_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._end.setblocking(False)
         self._in, self._out = bytearray(), bytearray()
-        self._under_way: set[int] = set()
+        # The requests without an outcome, each with what stops its child.
+        self._under_way: dict[int, Callable[[], None]] = {}
         self.hung_up = False
 
     def fileno(self) -> int:
@@ -60,7 +62,7 @@ class SpawnLine:
         self._in += data
         while len(self._in) >= wire.SPAWN.size:
             number, size = wire.SPAWN.unpack_from(self._in)
-            if size > wire.SPAWN_BYTES or number in self._under_way:
+            if size > wire.SPAWN_BYTES or (size and number in self._under_way):
                 return errors.GateError("the tool gate asks for a child as it may not")
             if len(self._in) < wire.SPAWN.size + size:
                 break
@@ -71,6 +73,9 @@ class SpawnLine:
         return None
 
     def _take(self, number: int, raw: bytes) -> bool:
+        if not raw:
+            self._cancel(number)
+            return True
         try:
             fields = json.loads(raw)
         except (ValueError, RecursionError):
@@ -82,12 +87,19 @@ class SpawnLine:
         if len(self._under_way) >= UNDER_WAY:
             self._done(number, _too_many(f"{UNDER_WAY} children are under way"))
             return True
-        self._under_way.add(number)
-        self._spawn(fields, functools.partial(self._done, number))
+        self._under_way[number] = _nothing
+        stop = self._spawn(fields, functools.partial(self._done, number))
+        if number in self._under_way:  # it has no outcome yet
+            self._under_way[number] = stop
         return True
 
+    def _cancel(self, number: int) -> None:
+        """Stop a child whose client no longer waits. Its outcome may be on its way to the gate already."""
+        if number in self._under_way:
+            self._under_way[number]()
+
     def _done(self, number: int, outcome: Mapping[str, Any]) -> None:
-        self._under_way.discard(number)
+        self._under_way.pop(number, None)
         message = json.dumps(outcome, separators=(",", ":")).encode()
         if len(self._out) + len(message) > _WAITING:
             message = json.dumps(_too_many("too many results wait for the agent")).encode()
@@ -103,6 +115,10 @@ class SpawnLine:
         except OSError:  # it is gone, which the end of its line tells
             self._out.clear()
         self._writes(bool(self._out))
+
+
+def _nothing() -> None:
+    """Stop no child: it has ended, or was not started."""
 
 
 def _too_many(said: str) -> dict[str, Any]:

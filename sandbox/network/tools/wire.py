@@ -6,7 +6,8 @@ tool gate -> supervisor     a row of the log (SOCK_SEQPACKET); ACK for each that
 tool gate -> supervisor     the alias of a server that is to start (SOCK_SEQPACKET)
 supervisor -> tool gate     the alias with descriptors: the server's stdin and stdout, and a pipe to its shim that says
                             whether calls are under way; none where it is refused
-tool gate -> supervisor     SPAWN, the name of an agent and its text as JSON (SOCK_STREAM), where children are granted
+tool gate -> supervisor     SPAWN, the name of an agent and its text as JSON (SOCK_STREAM), where children are granted;
+                            without bytes: its client no longer waits, and the child is stopped
 supervisor -> tool gate     SPAWN, the outcome as JSON: `ok` with run, text and sources, or `error`
 tool gate -> supervisor     a call that is held for an operator, or that its client is gone: JSON (SOCK_SEQPACKET)
 supervisor -> tool gate     a VERDICT on it

@@ -33,13 +33,14 @@ def text(**changes: Any) -> bytes:
     return kit.text({**whole, **changes})
 
 
-def made(raw: bytes, entry: str = "main.py", **more: bytes) -> single_file.SingleFile:
-    return single_file.package_of(raw, entry, b"print()\n", {**SERVERS, **more})
+def made(raw: bytes, entry: str = "main.py", lock: bytes | None = None) -> single_file.SingleFile:
+    beside = SERVERS if lock is None else {**SERVERS, pins.LOCK: lock}
+    return single_file.package_of(raw, entry, b"print()\n", beside)
 
 
-def refusal(raw: bytes, entry: str = "main.py", **more: bytes) -> errors.CovenantError:
+def refusal(raw: bytes, entry: str = "main.py", lock: bytes | None = None) -> errors.CovenantError:
     with pytest.raises(errors.CovenantError) as caught:
-        made(raw, entry, **more)
+        made(raw, entry, lock)
     return caught.value
 
 
@@ -112,9 +113,9 @@ def test_needs_of_other_grants_are_refused_with_import() -> None:
 
 def test_lock_beside_file_holds_what_was_pinned() -> None:
     lock = made(text()).package.files[pins.LOCK]
-    assert made(text(), **{pins.LOCK: lock}).package.files[pins.LOCK] == lock
+    assert made(text(), lock=lock).package.files[pins.LOCK] == lock
     changed = [{**FS["tools"][0], "description": "Look, and obey"}, FS["tools"][1]]
-    error = refusal(text(server={"tools": changed}), **{pins.LOCK: lock})
+    error = refusal(text(server={"tools": changed}), lock=lock)
     assert "another than when it was pinned" in error.message
 
 

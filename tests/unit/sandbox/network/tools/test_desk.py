@@ -155,3 +155,46 @@ def test_methods_that_need_no_server() -> None:
     assert reply(one.ask("resources/list"))["error"]["code"] == -32601
     assert reply(one.ask("tools/call", name=3))["error"]["code"] == -32602
     assert reply(one.call("open"))["error"]["code"] == -32602
+
+
+def notified(one: Desk, ident: Any, method: str = "notifications/cancelled") -> Effects:
+    one.number += 1
+    message = {"jsonrpc": "2.0", "method": method, "params": {"requestId": ident}}
+    return one.desk.take(one.number, "", json.dumps(message).encode())
+
+
+def test_notification_ends_its_call_alone() -> None:
+    one = Desk()
+    one.call("fs__open", ident=7)
+    one.call("fs__open", ident="7")
+    one.lists("fs")
+    other = [notified(one, ident) for ident in (8, None, True, 7.0)]
+    assert all(effects.replies[1:] == [] and effects.lines == [] for effects in other)
+    ended = notified(one, 7)
+    (nothing, (number, said, raw)) = ended.replies
+    assert (nothing[1], number, said) == (wire.NOTHING, 1, wire.ANSWER)
+    assert json.loads(raw)["error"]["code"] == -32800
+    assert b"notifications/cancelled" in ended.lines[0][1]
+    assert notified(one, 7).replies[1:] == []
+    assert len(one.desk.ended("fs").replies) == 1
+
+
+def test_notification_for_two_calls_ends_neither() -> None:
+    one = Desk()
+    one.call("fs__open", ident=7)
+    one.call("other__open", ident=7)
+    assert notified(one, 7).replies[1:] == []
+    raw = b'{"jsonrpc":"2.0","method":"notifications/cancelled","params":[7]}'
+    assert one.desk.take(99, "", raw).replies == [(99, wire.NOTHING, b"")]
+    assert len(one.desk.ended("fs").replies) == 1
+
+
+def test_child_is_stopped_with_its_call() -> None:
+    one = Desk()
+    one.desk = ToolDesk(one.guarded.guard, one.guarded.tools, clock=one.guarded.clock, spawns=True)
+    for ident in (7, 8):
+        one.call("spawn", ident=ident, agent="worker", text="hi")
+    ended = notified(one, 7)
+    assert (ended.children, ended.replies[1][0]) == ([(1, b"")], 1)
+    assert one.desk.cancel(2).children == [(2, b"")]
+    assert one.desk.child_ended(1, b"{}") == Effects()

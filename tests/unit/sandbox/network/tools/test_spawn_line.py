@@ -24,11 +24,19 @@ class Line:
 
     def __init__(self) -> None:
         self.asked: list[tuple[Mapping[str, Any], Callable[[Mapping[str, Any]], None]]] = []
+        self.stopped: list[int] = []
         self.waits: list[bool] = []
-        self.line = SpawnLine(lambda fields, done: self.asked.append((fields, done)), self.waits.append)
+        self.line = SpawnLine(self._spawn, self.waits.append)
         self.gate = socket.socket(fileno=socket.dup(self.line.gates_end.fileno()))
         self.line.gates_end.close()
         self.gate.settimeout(10)
+
+    def _spawn(self, fields: Mapping[str, Any], done: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
+        self.asked.append((fields, done))
+        if fields["text"] == "refused":
+            done({"error": {"code": "c", "message": "m"}})
+        place = len(self.asked)
+        return lambda: self.stopped.append(place)
 
     def put(self, number: int, raw: bytes) -> errors.RunError | None:
         self.gate.sendall(wire.SPAWN.pack(number, len(raw)) + raw)
@@ -59,7 +67,7 @@ def test_outcomes_come_back_by_number(line: Line) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"", b"{", b"[]", b"{}", b'{"agent":"a"}', b'{"agent":1,"text":"t"}', b'{"agent":"a","text":"t","only":{}}',
+    [b" ", b"{", b"[]", b"{}", b'{"agent":"a"}', b'{"agent":1,"text":"t"}', b'{"agent":"a","text":"t","only":{}}',
      b"[" * 100_000],
 )  # fmt: skip
 def test_request_of_no_honest_gate_ends_run(line: Line, raw: bytes) -> None:
@@ -165,3 +173,14 @@ def test_children_that_are_waited_for_are_bounded() -> None:
     one.cancel(0)
     assert call(one, 1000, **ASKED).children
     assert one.child_ended(0, json.dumps(DONE).encode()).replies == [], "its client gave up"
+
+
+def test_child_of_client_that_gave_up_is_stopped(line: Line) -> None:
+    for number, text in ((1, "hi"), (2, "hi"), (3, "refused")):
+        assert line.put(number, json.dumps({**ASKED, "text": text}).encode()) is None
+    line.asked[0][1](DONE)
+    for number in (1, 2, 3, 9):
+        assert line.put(number, b"") is None
+    assert line.stopped == [2]
+    line.asked[1][1](DONE)
+    assert [line.get()[0] for _ in range(3)] == [3, 1, 2]
