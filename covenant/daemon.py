@@ -79,9 +79,10 @@ def main(arguments: Sequence[str]) -> int:
         first = _first(e)
         if first is None:
             raise
-        sys.stderr.write(daemon_log.visible(f"covenantd: {first} [{first.code}]\n"))
-        if first.hint:
-            sys.stderr.write(daemon_log.visible(f"  fix: {first.hint}\n"))
+        for one in errors.each(first):
+            sys.stderr.write(daemon_log.visible(f"covenantd: {one} [{one.code}]\n"))
+            if one.hint:
+                sys.stderr.write(daemon_log.visible(f"  fix: {one.hint}\n"))
         return _USAGE_STATUS if isinstance(first, errors.UsageError) else 1
     return 0
 

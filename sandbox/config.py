@@ -69,6 +69,7 @@ class VaultSettings(pydantic.BaseModel):
 
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
 MAX_BYTES = 64 * 1024
+_MOST_ERRORS = 20
 _MAX_HOPS = 40
 # What nft and /proc take as one name (IFNAMSIZ), and no name of a gateway's own devices.
 _DEVICE = re.compile(r"(?!cv-|lo$)[A-Za-z0-9_][A-Za-z0-9._-]{0,14}")
@@ -371,7 +372,7 @@ def parse(raw: bytes, *, file: str, state: Path) -> Config:
     """Parse a configuration; ``file`` is its name in errors.
 
     Raises:
-        errors.ConfigError: Raised when the bytes are no configuration.
+        errors.ConfigError: Raised when the bytes are no configuration; ``errors.each`` lists all faults.
     """
     try:
         document: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
@@ -382,14 +383,18 @@ def parse(raw: bytes, *, file: str, state: Path) -> Config:
     try:
         return Config(**document, state=state)
     except pydantic.ValidationError as e:
-        first = e.errors(include_url=False, include_context=False)[0]
-        key = text.visible(".".join(str(part) for part in first["loc"]))
-        if first["type"] == "extra_forbidden":
-            raise errors.ConfigError(
-                f"`{key}` is no key of the configuration", hint=_known(first["loc"]), where=file
-            ) from e
-        message = first["msg"].removeprefix("Value error, ").lower()
-        raise errors.ConfigError(f"configuration key `{key}`: {message}", where=file) from e
+        found = e.errors(include_url=False, include_context=False)[:_MOST_ERRORS]
+        raise errors.together([_error(one["type"], one["loc"], one["msg"], file) for one in found]) from e
+
+
+def _error(kind: str, place: tuple[int | str, ...], message: str, file: str) -> errors.ConfigError:
+    """Return one fault of the configuration in the words of this project."""
+    key = text.visible(".".join(str(part) for part in place))
+    if kind == "extra_forbidden":
+        return errors.ConfigError(f"`{key}` is no key of the configuration", hint=_known(place), where=file)
+    said = message.removeprefix("Value error, ").lower()
+    named = f"configuration key `{key}`" if key else "configuration"
+    return errors.ConfigError(f"{named}: {said}", where=file)
 
 
 def _known(place: tuple[int | str, ...]) -> str:

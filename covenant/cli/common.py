@@ -5,6 +5,7 @@ Imports stay light (click and the standard library): ``covenant --help`` imports
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -128,17 +129,29 @@ def fail(error: errors.CovenantError, *, as_json: bool) -> NoReturn:
     """Report a refusal and end with its exit status: 2 for usage, else 1."""
     status = EXIT_USAGE if isinstance(error, errors.UsageError) else EXIT_FAILED
     if as_json:
-        emit(error.to_json())
+        emit(placed(error).to_json())
     else:
         report(error)
     sys.exit(status)
 
 
+def placed(error: errors.CovenantError) -> errors.CovenantError:
+    """Have a hint about `config.toml` say which file that is. The others stay as they are."""
+    if not any("config.toml" in one.hint for one in errors.each(error)):
+        return error
+    from sandbox import config
+
+    with contextlib.suppress(errors.CovenantError):
+        return errors.place_file(error, str(config.file_of(readable_state())))
+    return error
+
+
 def report(error: errors.CovenantError) -> None:
-    """Print a refusal and its fix on stderr."""
-    say(f"covenant: {visible(str(error))} [{error.code}]", err=True)
-    if error.hint:
-        say(f"  fix: {visible(error.hint)}", err=True)
+    """Print a refusal and its fix on stderr, and after it the errors that were found with it."""
+    for one in errors.each(placed(error)):
+        say(f"covenant: {visible(str(one))} [{one.code}]", err=True)
+        if one.hint:
+            say(f"  fix: {visible(one.hint)}", err=True)
 
 
 def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bool = False) -> bytes:

@@ -337,6 +337,8 @@ class AgentListing(Wire):
     # Its key where tasks are sent to it as `<id>@agent` (ADR 0047); ours.
     pubkey: str | None = omitted()
     name: str | None = None
+    # Ours: what its manifest says that it does.
+    description: str | None = omitted()
     version: str | None = None
     runtime: str | None = None
     required: tuple[str, ...] = ()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
+
+# The name alone, without a directory before it.
+_BARE_FILE: Final = re.compile(r"(?<![\w./-])config\.toml\b")
 
 
 class Actor(StrEnum):
@@ -61,8 +65,35 @@ def also(error: BaseException, what: str) -> None:
         error.add_note(f"and {what}")
 
 
+def together(found: Sequence[CovenantError]) -> CovenantError:
+    """Return the first of several errors. ``each`` lists the others with it."""
+    first = found[0]
+    if len(found) > 1:
+        first.details["others"] = tuple(found[1:])
+    return first
+
+
+def each(error: CovenantError) -> tuple[CovenantError, ...]:
+    """Return an error and the errors that were found with it, in the order in which they were found."""
+    documents = error.details.get("errors") or ()
+    if len(documents) > 1:
+        return tuple(restored({**one, "code": error.code}) for one in documents)
+    return (error, *error.details.get("others", ()))
+
+
 def restored(document: Mapping[str, Any]) -> CovenantError:
     """The error of an error document (``to_json``) that another process of ours wrote; the base class where its code
     is none of the table's."""
     words = {name: str(document.get(name) or "") for name in ("message", "hint", "where")}
-    return TABLE.get(str(document.get("code")), CovenantError)(**words)
+    return TABLE.get(str(document.get("code")), CovenantError)(**words, restored=True)
+
+
+def place_file(error: CovenantError, file: str) -> CovenantError:
+    """Have the hint of an error, and of those found with it, name `config.toml` by its path. Returns the error.
+
+    An error that another process wrote keeps its words: that process may read another file.
+    """
+    for one in (error, *error.details.get("others", ())):
+        if not one.details.get("restored"):
+            one.hint = _BARE_FILE.sub(lambda _: file, one.hint)
+    return error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from policy.errors.base import CovenantError
+from policy.errors.base import CovenantError, each
 
 
 class OperatorError(CovenantError):
@@ -51,6 +51,12 @@ class ConfigError(OperatorError):
     """The configuration file is malformed, or another user than root can write it."""
 
     code = "config_invalid"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the error document, with every fault of the file in ``errors`` where there are several."""
+        found = each(self)
+        named = [{"message": one.message, "hint": one.hint or None, "where": one.where or None} for one in found]
+        return {**super().to_json(), **({"errors": named} if len(found) > 1 else {})}
 
 
 class HomeError(OperatorError):

@@ -103,12 +103,14 @@ def for_manifest(
     parent left of the manifest; their paths may be below the manifest's own. ``caller`` is the uid whose volumes count.
 
     Raises:
-        errors.GrantedPathError, errors.ProgramError: Raised when this host cannot provide something granted.
+        errors.GrantedPathError, errors.ProgramError: Raised when this host cannot provide something granted; the first
+            of all that it cannot (``errors.each``).
         errors.HostError: Raised when the runtime is missing or another user may change it.
     """
     never = never_granted(config, extra_never)
     permissions = manifest.permissions
     found: dict[str, GrantedPath] = {}
+    refused: list[errors.CovenantError] = []
     own = tuple(path for _, path in permissions.filesystem.write_paths)
     written = own if effective is None else effective.filesystem.write
     for table, trees in (("read", never), ("write", {**never, **data.never_grantable().write_trees})):
@@ -120,21 +122,29 @@ def for_manifest(
             asked = {path: asked.get(path, "") for path in (*getattr(effective.filesystem, table), *inner)}
         for path, index in asked.items():
             where = manifest.where(f"permissions.filesystem.{table}{index}")
-            found[path] = host_paths.look_up(
-                path,
-                owners=config.path_owners,
-                never=trees,
-                where=where,
-                writing=table == "write",
-                beside=() if table == "write" else tuple(written),
-                follow=table == "read",
-            )
+            try:
+                found[path] = host_paths.look_up(
+                    path,
+                    owners=config.path_owners,
+                    never=trees,
+                    where=where,
+                    writing=table == "write",
+                    beside=() if table == "write" else tuple(written),
+                    follow=table == "read",
+                )
+            except (errors.GrantedPathError, errors.NeverGrantableError) as e:
+                refused.append(e)
     programs: dict[str, Closure] = {}
     for i, entry in permissions.executables.programs:
         where = manifest.where(f"permissions.executables.allow[{i}]")
-        layered = started.of_layers(manifest.root.stack, entry.path, config)
-        programs[entry.path] = layered or _executable(entry.path, config, never, where)
-        _check_content(programs[entry.path], entry.sha256, where)
+        try:
+            layered = started.of_layers(manifest.root.stack, entry.path, config)
+            programs[entry.path] = layered or _executable(entry.path, config, never, where)
+            _check_content(programs[entry.path], entry.sha256, where)
+        except (errors.GrantedPathError, errors.NeverGrantableError, errors.ProgramError) as e:
+            refused.append(e)
+    if refused:
+        raise errors.together(refused)
     runtime = _runtime(manifest, config, package or {}, never)
     tools = _tools(package or {}) if manifest.permissions.skills.allow else frozenset[str]()
     return structs.replace(

@@ -9,7 +9,7 @@ import socket
 from msgspec import Struct
 
 from policy import errors
-from sandbox import unix_wire
+from sandbox import config, unix_wire
 from sandbox.kernel import libc
 from sandbox.kernel.fs import hanging
 from sandbox.serve.api import protocol, rlimits, routes
@@ -50,7 +50,7 @@ def serve(opening: Opening, supervisor: Supervisor) -> None:
     except errors.CovenantError as e:
         # What a request would have taken of memory is its author's matter, and not the machine's.
         told = e if isinstance(e, errors.RequestError) else errors.exhausted(e) or e
-        session.answer(told.to_json())
+        session.answer(errors.place_file(told, str(config.file_of(supervisor.path))).to_json())
     except Exception as e:
         fault = errors.exhausted(e) or errors.InternalError(f"the supervisor failed: {type(e).__name__}")
         session.answer(fault.to_json())

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from policy import errors
+from sandbox import config as configuration
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.net import unix_address
 from sandbox.kernel.proc import hugepages
@@ -34,9 +35,10 @@ def main(arguments: Sequence[str]) -> int:
     try:
         serve(Path(given.state))
     except errors.CovenantError as e:
-        sys.stderr.write(f"covenant-supervisor: {e} [{e.code}]\n")
-        if e.hint:
-            sys.stderr.write(f"  fix: {e.hint}\n")
+        for one in errors.each(e):
+            sys.stderr.write(f"covenant-supervisor: {one} [{one.code}]\n")
+            if one.hint:
+                sys.stderr.write(f"  fix: {one.hint}\n")
         return 1
     except KeyboardInterrupt:
         return 1
@@ -127,7 +129,7 @@ def listening(supervisor: Supervisor) -> Iterator[tuple[socket.socket, bool]]:
     if supervisor.config.callers and (closed := _closed_to_callers(place)):
         systemd.tell(
             f"callers cannot reach `{place}`: `{closed}` is root's alone; "
-            f'in config.toml, name another place, such as socket = "{paths.SYSTEM_SOCKET}"'
+            f'in {configuration.file_of(supervisor.path)}, name another place, such as socket = "{paths.SYSTEM_SOCKET}"'
         )
     try:
         # Through the descriptor that was looked at, not the path once more.

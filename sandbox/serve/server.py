@@ -215,7 +215,7 @@ class Server:
         caller = Caller.of(sock)
         config = self.supervisor.config
         if caller.uid != 0 and caller.uid not in config.callers:
-            self._refuse(sock, refusals.NOT_A_CALLER)
+            self._refuse(sock, refusals.not_a_caller(config.state))
             return
         now = time.monotonic()
         account = self._accounts.setdefault(caller.uid, _Account(Tokens(PER_SECOND, BURST, now)))

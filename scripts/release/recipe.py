@@ -106,7 +106,8 @@ def describe(source: Source, tree: pathlib.Path, scripts: dict[str, str], kind: 
         "mtime": _time(source.epoch),
         "scripts": scripts,
         "contents": [*_contents(source, tree)],
-        "deb": {"compression": "zstd"},
+        # lintian of Debian 12 cannot read a .deb that is compressed by zstd.
+        "deb": {"compression": "xz"},
         "rpm": {"compression": "zstd", "buildhost": "localhost", "summary": "Runs AI agents, each held to a manifest"},
     }
 

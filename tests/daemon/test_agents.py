@@ -43,12 +43,14 @@ async def test_package_that_comes_is_agent_without_restart(covenant_home: Path) 
     runtime_kit.package(covenant_home, "first")
     async with daemon_kit.running(covenant_home) as daemon:
         assert {name: one["routable"] for name, one in (await _listed(daemon)).items()} == {"first": True}
-        runtime_kit.package(covenant_home, "second", budget=7)
+        second = runtime_kit.package(covenant_home, "second", budget=7) / "agent.toml"
+        second.write_text(second.read_text().replace("version =", 'description = "Says hello"\nversion =', 1))
         (covenant_home / "agents" / "third").mkdir()
         (covenant_home / "agents" / "third" / "agent.toml").write_text("[agent\n")
         await _until(lambda: _has(daemon, "second", "third"))
         listed = await _listed(daemon)
         assert (listed["second"]["routable"], listed["second"]["budget_credits_per_hour"]) == (True, 7)
+        assert (listed["second"]["description"], listed["first"].get("description")) == ("Says hello", None)
         assert listed["third"]["routable"] is False
         assert listed["third"]["error"]
         runtime_kit.package(covenant_home, "first", directory="third")

@@ -14,7 +14,10 @@ from typing import Any
 from vagrant.tests import kit
 
 BUILT = pathlib.Path(os.environ.get("BUILT", "/var/cache/covenant/built"))
-UNITS = ("covenant-supervisor.socket", "covenant-supervisor.service", "covenantd.socket", "covenantd.service")
+UNITS = (
+    *("covenant-supervisor.socket", "covenant-supervisor.service", "covenantd.socket", "covenantd.service"),
+    "covenant-export.service",
+)
 LIVE = kit.Package("time.sleep(600)\nanswer = 1\n", "memory_mb = 64\n")
 SHORT = kit.Package("answer = 7\n", "memory_mb = 64\n")
 

@@ -17,7 +17,10 @@ WHEELS = pathlib.Path(os.environ.get("WHEELS", "/var/cache/covenant/wheels"))
 PIP = ("/opt/covenant-tests/bin/python", "-m", "pip", "--disable-pip-version-check", "--quiet")
 # The place where docs/install.md has pipx put it.
 PLACE = pathlib.Path("/opt/pipx/venvs/covenant-supervisor")
-UNITS = ("covenant-supervisor.socket", "covenant-supervisor.service", "covenantd.socket", "covenantd.service")
+UNITS = (
+    *("covenant-supervisor.socket", "covenant-supervisor.service", "covenantd.socket", "covenantd.service"),
+    "covenant-export.service",
+)
 
 
 def _run(*command: str) -> str:

@@ -42,9 +42,10 @@ def _show(response: dict[str, Any], *, as_json: bool) -> None:
     for one in response["agents"]:
         state = _state(one)
         budget = one["budget_credits_per_hour"] or "-"
-        rows.append((one["id"] or one["directory"], one["version"] or "-", one["runtime"] or "-", budget, state))
+        about = one.get("description") or "-"
+        rows.append((one["id"] or one["directory"], one["version"] or "-", one["runtime"] or "-", budget, state, about))
     nothing = f"no packages in {common.visible(str(common.home() / 'agents'))}; `covenant manifest new` makes one"
-    terminal.print_table(("AGENT", "VERSION", "RUNTIME", "CREDITS/H", "STATE"), rows, nothing=nothing)
+    terminal.print_table(("AGENT", "VERSION", "RUNTIME", "CREDITS/H", "STATE", "DESCRIPTION"), rows, nothing=nothing)
     # A daemon of before says nothing of it.
     if response.get("truncated"):
         common.say("there are more packages than one answer has room for", err=True)

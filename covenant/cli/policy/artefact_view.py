@@ -194,7 +194,7 @@ def judged(
         host = host_of(read, manifest, None, other)
     except errors.CovenantError as e:
         rules = unsigned.refusals(read, manifest, other_host.nothing_known(manifest), extra_never={})
-        return (e, *rules), ()
+        return (*errors.each(e), *rules), ()
     if manifest.sandbox.backend == "linux-gvisor":
         return decide.judged(read, manifest, host.facts, extra_never=host.never), host.unknown
     return tuple(unsigned.refusals(read, manifest, host.facts, extra_never=host.never)), host.unknown
@@ -239,7 +239,7 @@ def notes(looked: Looked) -> list[str]:
 
 def say_errors(refusals: Iterable[errors.CovenantError]) -> None:
     """Print errors that ``run`` would raise, as notes, each with its fix."""
-    for refusal in refusals:
+    for refusal in map(common.placed, refusals):
         common.say(f"note: run refuses this: {common.visible(str(refusal))} [{refusal.code}]", err=True)
         if refusal.hint:
             common.say(f"  fix: {common.visible(refusal.hint)}", err=True)

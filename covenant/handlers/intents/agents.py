@@ -90,6 +90,7 @@ def _shown(one: Listed) -> parts.AgentListing:
         "id": one.card.id,
         "pubkey": billing.budget_of(one.card.id).pubkey,
         "name": manifest.agent.name,
+        "description": manifest.agent.description,
         "version": manifest.agent.version,
         "runtime": manifest.agent.runtime,
         "required": manifest.capabilities.required,

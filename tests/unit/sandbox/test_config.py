@@ -253,3 +253,30 @@ def test_file_of_state_is_the_one_that_is_read(tmp_path: Path, monkeypatch: pyte
     assert config.file_of(tmp_path) == system
     own.write_text("")
     assert config.file_of(tmp_path) == own
+
+
+def test_every_fault_of_file_is_named() -> None:
+    with pytest.raises(errors.ConfigError) as caught:
+        _parse('hst = 1\nuplink = "lo"\nstart_deadline_seconds = "x"\n[vault]\nkye = "x"\n')
+    found = errors.each(caught.value)
+    assert found[0] is caught.value
+    said = " ".join(one.message for one in found)
+    assert len(found) == 4
+    assert all(name in said for name in ("`hst`", "`uplink`", "`start_deadline_seconds`", "`vault.kye`"))
+    listed = caught.value.to_json()["errors"]
+    assert [one["message"] for one in listed] == [one.message for one in found]
+    # One fault alone has no list.
+    with pytest.raises(errors.ConfigError) as caught:
+        _parse("hst = 1\n")
+    assert "errors" not in caught.value.to_json()
+
+
+def test_hint_names_file_by_its_path() -> None:
+    one = errors.HostError("no", hint="write a = 1 in config.toml, not in /x/config.toml or my-config.toml")
+    other = errors.HostError("no", hint="look at config.toml")
+    errors.place_file(errors.together([one, other]), "/etc/covenant/config.toml")
+    assert one.hint == "write a = 1 in /etc/covenant/config.toml, not in /x/config.toml or my-config.toml"
+    assert other.hint == "look at /etc/covenant/config.toml"
+    # Another process may read another file.
+    told = errors.restored({"code": "host_unfit", "message": "no", "hint": "look at config.toml"})
+    assert errors.place_file(told, "/etc/covenant/config.toml").hint == "look at config.toml"

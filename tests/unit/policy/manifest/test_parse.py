@@ -198,6 +198,11 @@ def test_all_findings_are_reported_in_file_order() -> None:
     assert error.hint.endswith("(and 1 more: --json lists them)")
     found = error.to_json()["errors"]
     assert [f["where"] for f in found] == ["agent.toml:3:6", "agent.toml:18:13"]
+    # A person is told the same, each with its own fix.
+    each = errors.each(error)
+    told = [{"message": one.message, "hint": one.hint, "where": one.where} for one in each]
+    assert told == found
+    assert type(each[0]) is errors.ManifestError
     assert "memory_mb" in found[1]["message"]
 
 

@@ -116,6 +116,15 @@ def test_never_grantable_paths_are_refused_with_their_line(config: Config, path:
     assert refusal.value.where == "agent.toml:14"
 
 
+def test_every_path_and_program_that_cannot_be_granted_is_told(config: Config) -> None:
+    with pytest.raises(errors.NeverGrantableError) as refusal:
+        _look(config, read='"/root", "/usr/share/doc", "/nothing-there"', allow='"/nor-there"' if X86 else "")
+    found = errors.each(refusal.value)
+    assert [one.where for one in found] == ["agent.toml:14", "agent.toml:14", "agent.toml:16"][: len(found)]
+    assert ["`/root`" in found[0].message, "`/nothing-there`" in found[1].message] == [True, True]
+    assert len(found) == (3 if X86 else 2)
+
+
 def test_what_opens_vault_is_never_granted(config: Config) -> None:
     """For any place that the operator chose; a systemd credential is not a path and is below /run."""
     for lines, path in (('key = "/srv/keys/vault"', "/srv/keys/vault"), ('token = "/srv/bao"', "/srv/bao")):

@@ -11,6 +11,7 @@ const listAgents = () => daemon("list_agents");
 
 function about(one) {
   const rows = [
+    ["What it does", one.description],
     ["Version", one.version],
     ["Runtime", one.runtime],
     ["Capabilities it requires", (one.required ?? []).join(", ")],

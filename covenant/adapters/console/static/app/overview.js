@@ -28,6 +28,7 @@ export const denialColumns = [
 
 export const agentColumns = [
   ["Agent", (one) => (one.id ? agentLink(one.id) : html`<span class="mono">${line(one.directory)}</span>`)],
+  ["What it does", (one) => line(one.description ?? "-")],
   ["Version", (one) => line(one.version ?? "-")],
   ["Runtime", (one) => line(one.runtime ?? "-")],
   ["State", (one) => (one.routable ? "routable" : html`<span class="alarm">! ${line(one.error ?? "broken")}</span>`)],
