@@ -21,6 +21,7 @@ import pydantic
 from policy import errors
 from policy.manifest import text
 from policy.manifest.permissions import CREDENTIAL_NAME
+from sandbox.proxy_settings import ProxySettings
 
 CREDENTIAL = "credential:"
 _SEGMENT = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -126,40 +127,6 @@ class TlsSettings(pydantic.BaseModel):
             except errors.HostError as e:
                 raise errors.ConfigError(f"tls.ca: {e.message}", hint=e.hint) from e
         return tuple(map(str, self.ca))
-
-
-class ProxySettings(pydantic.BaseModel):
-    """The proxy of all connections of agents, by CONNECT (RFC 9110, section 9.3.6). Without ``url``, none.
-
-    ``url`` is `http://HOST:PORT`, ``secret`` the name of `USER:PASSWORD` among the secrets of covenant-providers, and
-    ``direct`` are hosts that are reached without it. With ``by_name`` the proxy looks granted names up itself.
-    """
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    url: str = ""
-    secret: str = ""
-    direct: tuple[str, ...] = ()
-    by_name: bool = False
-
-    @pydantic.field_validator("direct", mode="before")
-    @classmethod
-    def _hosts(cls, value: object) -> object:
-        return tuple(value) if isinstance(value, list) else value
-
-    @pydantic.field_validator("url")
-    @classmethod
-    def _place(cls, value: str) -> str:
-        found = re.fullmatch(r"http://([A-Za-z0-9._-]{1,253}):([0-9]{1,5})", value)
-        if value and (found is None or not 0 < int(found[2]) < 65536):
-            raise ValueError("must be http://HOST:PORT")
-        return value
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Host and port of the proxy."""
-        host, _, port = self.url.removeprefix("http://").rpartition(":")
-        return host, int(port)
 
 
 _COLLECTOR = r"^(https://[A-Za-z0-9._-]{1,253}|https?://(localhost|127\.0\.0\.1|\[::1\]))(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]{0,200})?$|^$"

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from policy.grants.sets import hostnames
 from policy.host import RunscFacts
 from sandbox.config import Config, file_of, trusted_binary
 from sandbox.host import facts as host_facts
 from sandbox.host import runsc_network
 from sandbox.kernel.net import nft, second_reader
 from sandbox.network import addresses, resolvers, uplink
+from sandbox.network.gate.proxy import Proxy, ProxyError
 
 OK: Final = "ok"
 DEGRADED: Final = "degraded"
@@ -94,12 +95,27 @@ def interface(config: Config, facts: RunscFacts | None, deadline_seconds: float)
 
 def _by_proxy(config: Config) -> Look:
     host, port = config.proxy.place
+    place, file = f"{host}:{port}", file_of(config.state)
     try:
-        socket.create_connection((host, port), _PROXY_SECONDS).close()
+        bundles = config.tls.bundles() if config.proxy.tls else ()
+        Proxy(host, port, bundles=bundles).reached(_PROXY_SECONDS).close()
+    except ProxyError as e:
+        if e.code == "proxy_certificate":
+            found = f"the proxy {place} is not believed ({e.strerror}): agents reach no network"
+            return (
+                MISSING,
+                found,
+                f"name the file of its authority as [tls] ca in {file}, or its own name in [proxy] url",
+            )
+        if e.code == "proxy_malformed":
+            found = f"the proxy {place} does not speak TLS: agents reach no network"
+            return MISSING, found, f"write http:// in [proxy] url of {file} if it is spoken to in clear"
+        found = f"the proxy {place} does not answer ({e.__cause__ or e}): agents reach no network"
+        return MISSING, found, f"start it, or write its place as [proxy] url in {file}"
     except OSError as e:
-        found = f"the proxy {host}:{port} does not answer ({e.strerror or e}): agents reach no network"
-        return MISSING, found, f"start it, or write its place as [proxy] url in {file_of(config.state)}"
-    return OK, f"agents reach tls destinations by the proxy {host}:{port} alone, and no interface of this host", ""
+        return MISSING, f"the authorities of the proxy {place} cannot be read ({e})", f"mend [tls] ca in {file}"
+    over = "over TLS by" if config.proxy.tls else "by"
+    return OK, f"agents reach tls destinations {over} the proxy {place} alone, and no interface of this host", ""
 
 
 def readers(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
@@ -120,6 +136,8 @@ def names(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> 
     Raises:
         errors.HostError: Raised when there is no resolver.
     """
+    if config.proxy.url and hostnames.EVERY in config.proxy.resolves:
+        return OK, "none is asked: the proxy looks all names up ([proxy] resolves)", ""
     known, ours = resolvers.of(config), bool(config.resolvers)
     place = str(file_of(config.state)) if ours else "the resolv.conf of this host"
     faults = {one: fault for one in known if (fault := resolvers.fault_of(one))}

@@ -45,6 +45,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("sni", "connect_timeout"): "the host is granted, and none of its addresses answered in time",
     ("sni", "proxy_unreachable"): "the host is granted, and the proxy of config.toml ([proxy] url) does not answer",
     ("sni", "proxy_timeout"): "the host is granted, and the proxy of config.toml did not answer in time",
+    ("sni", "proxy_certificate"): "the host is granted, and the certificate of the proxy is not believed ([tls] ca)",
     ("sni", "proxy_auth"): "the host is granted, and the proxy of config.toml refuses the credentials ([proxy] secret)",
     ("sni", "proxy_refused"): "the host is granted, and the proxy of config.toml refused the connection",
     (

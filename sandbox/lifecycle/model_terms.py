@@ -62,7 +62,8 @@ def proxy(config: Config) -> Proxy | None:
                     hint=f"covenant vault put {PROVIDERS_ID} {settings.secret}",
                 )
             credentials = str(opened.value.view, "utf-8").strip()
-    return Proxy(*settings.place, credentials, settings.direct, settings.by_name)
+    bundles = config.tls.bundles() if settings.tls else ()
+    return Proxy(*settings.place, credentials, settings.direct, settings.by_name, settings.resolves, bundles)
 
 
 def network_proxy(mode: str, config: Config, rows: RunEvents) -> ProxyTerms | None:

@@ -22,6 +22,7 @@ from typing import Any
 
 from policy import denials, errors
 from policy.compile.artefacts import Artefacts
+from policy.grants.sets import hostnames
 from sandbox.config import Config, file_of, trusted_binary
 from sandbox.kernel.net import conntrack, nflog, nft
 from sandbox.kernel.net import netns as spaces
@@ -292,9 +293,14 @@ def _gates(
         if plan["dns"] is not None and plan["tls"] is not None:
             tells, names = (ours.enter_context(one) for one in _line())
         if plan["dns"] is not None:
-            found = resolvers.Current(config)
+            elsewhere = () if proxy is None else proxy.proxy.resolves
             opens = dns_gate.open(
-                plan["dns"], resolvers=found, tells=None if tells is None else tells.fileno(), desk=desk, **given
+                plan["dns"],
+                resolvers=resolvers.Current(config) if hostnames.EVERY not in elsewhere else tuple,
+                tells=None if tells is None else tells.fileno(),
+                desk=desk,
+                by_proxy=elsewhere,
+                **given,
             )
             gates.append(stack.enter_context(opens))
         if plan["tls"] is not None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from policy import errors
 from sandbox import doctor_network
-from sandbox.config import Config, ProxySettings
+from sandbox.config import Config, TlsSettings
 from sandbox.network.gate.proxy import Proxy, ProxyError
 from sandbox.network.tls.connector import Destinations, is_local
+from sandbox.proxy_settings import ProxySettings
 from sandbox.rundir import registry
-from tests.kernel import internet, live_runs, revoking
+from tests.kernel import internet, live_runs, revoking, tls_servers
 from tests.kernel.connect_proxy import ConnectProxy
 from tests.kernel.fake_host import SECRET, FakeHost
 from tests.kernel.injecting import ASK, InjectWorld, carried, grants, host, net, run, world
@@ -52,13 +56,26 @@ def proxy(world: InjectWorld) -> Iterator[ConnectProxy]:
     made.listener.close()
 
 
+@pytest.fixture(scope="module")
+def secure(world: InjectWorld, proxy: ConnectProxy) -> Iterator[tuple[ConnectProxy, Path]]:
+    """A proxy that speaks TLS as `localhost`, and the file of its authority."""
+    folder = world.base / "proxy-tls"
+    folder.mkdir()
+    certificates = tls_servers.Certificates(folder, "localhost")
+    made: ConnectProxy = world.internet.within("host", lambda: ConnectProxy(WORD, certificates.server()))
+    yield made, certificates.path
+    made.listener.close()
+
+
 def configured(
-    world: InjectWorld, proxy: ConnectProxy, *, port: int = 0, more: str = "", self_test: bool = False
+    world: InjectWorld, proxy: ConnectProxy, *, port: int = 0, more: str = "", self_test: bool = False, ca: str = ""
 ) -> None:
-    """Write a configuration with a proxy and without an uplink."""
+    """Write a configuration with a proxy and without an uplink. With ``ca`` the proxy is spoken to over TLS."""
     world.configure(resolvers=[internet.RESOLVER], attest_seconds=1, self_test=self_test)
-    settings = f'[proxy]\nurl = "http://127.0.0.1:{port or proxy.port}"\nsecret = "proxy"\n{more}'
-    keys = f'[vault]\nkey = "{world.base}/vault.key"\n[tls]\nca = ["{world.certificate}"]\n'
+    place = f"https://localhost:{proxy.port}" if ca else f"http://127.0.0.1:{port or proxy.port}"
+    settings = f'[proxy]\nurl = "{place}"\nsecret = "proxy"\n{more}'
+    files = json.dumps([str(world.certificate), *([ca] if ca else [])])
+    keys = f'[vault]\nkey = "{world.base}/vault.key"\n[tls]\nca = {files}\n'
     with (world.state / "config.toml").open("a") as stream:
         stream.write(keys + settings)
     proxy.asked.clear()
@@ -119,6 +136,66 @@ def test_proxy_by_name_and_direct_hosts(world: InjectWorld, host: FakeHost, prox
     assert len(host.seen) == 2
 
 
+ANY_NAME = """
+unverified = ssl._create_unverified_context()
+def asked(name, host=None, port=443, command=b"name"):
+    try:
+        with socket.create_connection((host or name, port), timeout=20) as plain:
+            with unverified.wrap_socket(plain, server_hostname=name) as secure:
+                secure.sendall(command + b"\\n")
+                found = b""
+                while piece := secure.recv(65536):
+                    found += piece
+                    if command == b"name":
+                        break
+                return found.decode() if command == b"name" else len(found)
+    except OSError as e:
+        return type(e).__name__
+"""
+
+
+def test_proxy_over_tls_looks_names_up(world: InjectWorld, host: FakeHost, secure: tuple[ConnectProxy, Path]) -> None:
+    proxy, ca = secure
+    inside = internet.entries(*((f"{name}.corp.example", "[443]", "tls") for name in ("git", "wiki")))
+    calls = {
+        "secret": "ask('GET', '/user')[0]",
+        "git": "asked('git.corp.example')",
+        "much": "asked('git.corp.example', command=b'give 3000000')",
+        "addresses": "[resolve(name) for name in ('git.corp.example', 'wiki.corp.example')]",
+        # Another granted name at the same address; a name and a port that are not granted.
+        "wiki": "asked('wiki.corp.example', 'git.corp.example')",
+        "not granted": "asked('hr.corp.example', 'git.corp.example')",
+        "port": "tcp('git.corp.example', 444)",
+        "no grant": "resolve('hr.corp.example')",
+    }
+    code = PROBES + ANY_NAME + "answer = {" + ", ".join(f"{key!r}: {call}" for key, call in calls.items()) + "}\n"
+    code += "time.sleep(1.5)\n"  # attested meanwhile: drift would end the run
+    configured(world, proxy, more='resolves = ["*.corp.example"]\n', ca=str(ca))
+    proxy.names |= {f"{name}.corp.example": API for name in ("git", "wiki")}
+    said, rows = run(world, code, grants() + inside, files={"ca.pem": world.internet.certificate})
+    assert (said["secret"], said["git"], said["much"]) == (200, "git.corp.example", 3_000_000), said
+    assert [[one.rpartition(".")[0] for one in found] for found in said["addresses"]] == [["192.31.196"]] * 2, said
+    assert said["wiki"] == "wiki.corp.example", said
+    assert (said["not granted"], said["port"]) == ("ConnectionResetError", "ECONNREFUSED"), said
+    assert said["no grant"] == "gaierror -2", said
+    assert {place for place, _ in proxy.asked} == {API, "git.corp.example", "wiki.corp.example"}, proxy.asked
+    assert not [name for name in world.internet.resolver.names() if "corp" in name]
+    denied = {(row["target"], row["code"]) for row in rows if row["type"] == "denied"}
+    assert ("hr.corp.example:443/tls", "sni_not_granted") in denied, denied
+    assert {"git.corp.example:443/tls"} < {row["target"] for row in rows if row["type"] == "reached"}
+    # The control: without the key the host's resolver is asked, and knows no such name.
+    configured(world, proxy, ca=str(ca))
+    assert run(world, PROBES + "answer = resolve('git.corp.example')\n", inside)[0].startswith("gaierror")
+    # A proxy whose certificate is another's gets neither credentials nor destinations.
+    proxy.asked.clear()
+    configured(world, proxy, ca=str(world.certificate))
+    said, rows = run(world, "answer = ask('GET', '/user')\n", grants())
+    assert said == [0, "ConnectionResetError"]
+    assert "proxy_certificate" in {row["code"] for row in rows if row["type"] == "denied"}
+    assert any("its certificate is not believed" in row.get("reason", "") for row in rows)
+    assert proxy.asked == []
+
+
 def test_dead_proxy_is_told_with_its_place(world: InjectWorld, host: FakeHost, proxy: ConnectProxy) -> None:
     configured(world, proxy, port=9)
     said, rows = run(world, "answer = ask('GET', '/user')\n", grants())
@@ -169,6 +246,39 @@ def test_doctor_says_whether_the_proxy_answers(world: InjectWorld, proxy: Connec
     assert status == "missing"
     assert "the proxy 127.0.0.1:9 does not answer" in found
     assert "[proxy] url in /" in fix
+
+
+def test_doctor_checks_the_certificate(world: InjectWorld, secure: tuple[ConnectProxy, Path]) -> None:
+    proxy, ca = secure
+
+    def said(ca: Path) -> tuple[str, str, str]:
+        settings = ProxySettings(url=f"https://localhost:{proxy.port}")
+        asked = Config(proxy=settings, tls=TlsSettings(ca=(ca,)))
+        return world.internet.within("host", lambda: doctor_network.interface(asked, None, 10))
+
+    assert said(ca)[0] == "ok"
+    status, found, fix = said(world.certificate)
+    assert status == "missing"
+    assert f"the proxy localhost:{proxy.port} is not believed" in found
+    assert "as [tls] ca in /" in fix
+
+
+def test_proxy_in_clear_is_not_taken_for_tls(tmp_path: Path) -> None:
+    bundle = str(tls_servers.Certificates(tmp_path, "localhost").path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def refuse() -> None:
+            with listener.accept()[0] as client:
+                client.recv(1)
+                client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=refuse)
+        thread.start()
+        place = "127.0.0.1", listener.getsockname()[1]
+        with pytest.raises(ProxyError) as refused:
+            Proxy(*place, WORD, bundles=(bundle,)).connected("git.corp.example", 443, 20)
+        thread.join()
+    assert refused.value.code == "proxy_malformed"
 
 
 def test_plain_entries_beside_a_proxy_are_refused(world: InjectWorld, proxy: ConnectProxy) -> None:

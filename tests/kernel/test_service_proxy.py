@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from tests.kernel import connect_proxy, fake_provider
+from tests.kernel import connect_proxy, fake_provider, internet, tls_servers
 from tests.kernel.conftest import leftovers
 from tests.kernel.connect_proxy import ConnectProxy
 from tests.kernel.fake_provider import KEY, Provider
@@ -95,6 +95,30 @@ def test_provider_is_reached_by_the_proxy(world: World, provider: Provider, prox
         before = len(proxy.asked)
         assert run(world, ASK, more=GRANTED)[0][0] == 200
         assert len(proxy.asked) == before
+
+
+def test_provider_is_reached_by_tls_to_the_proxy(world: World, provider: Provider) -> None:
+    folder = world.base / "proxy-tls"
+    folder.mkdir()
+    certificates = tls_servers.Certificates(folder, "localhost")
+    vault(world, "put", "covenant-providers", "tls-proxy", secret=WORD + "\n")
+    # With a network too, so that the threads of both connectors are in the cgroup of the gates.
+    granted = GRANTED + internet.entries(("198.51.100.7", "[443]", "tls"))
+    with connect_proxy.serving(WORD, certificates.server()) as proxy:
+        place = f"https://localhost:{proxy.port}"
+        curl = ["curl", "-sS", "--proxytunnel", "--noproxy", "", "-o", "/dev/null", "-w", "%{http_connect}"]
+        by = ["--proxy", place, "--proxy-user", WORD, "--proxy-cacert", str(certificates.path), provider.url]
+        assert subprocess.run([*curl, *by], capture_output=True, text=True).stdout == "200"
+        settings = f'[proxy]\nurl = "{place}"\nsecret = "tls-proxy"\n'
+        configured(world, settings + f'[tls]\nca = ["{certificates.path}"]\n')
+        proxy.asked.clear()
+        said, _ = run(world, ASK, more=granted, network="full", memory_mb=256)
+        assert said[0] == 200, said
+        assert b"gives no list of models" in covenant(world, "models", "test", "fake").stdout
+        assert proxy.asked == [("127.0.0.1", provider.server_port)] * 2
+        configured(world, settings)  # without its authority
+        assert run(world, ASK, more=GRANTED)[0][0] == 502
+        assert len(proxy.asked) == 2
 
 
 def test_network_beside_the_proxy_is_refused(world: World, proxy: ConnectProxy) -> None:

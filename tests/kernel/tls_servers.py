@@ -31,7 +31,7 @@ class Certificates:
     def __init__(self, directory: Path, *names: str) -> None:
         self.path = directory / "certificate.pem"
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a test")])
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, f"a test of {names[0]}"[:64])])
         now = datetime.datetime.now(datetime.UTC)
         made = (
             x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())

@@ -52,6 +52,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     resolvers: Callable[[], Sequence[str]],
     tells: int | None = None,
     desk: LeaseDesk | None = None,
+    by_proxy: Sequence[str] = (),
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
 ) -> Iterator[DnsGate]:
@@ -60,8 +61,8 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     ``inside`` runs a call in the gateway's namespace, where the ruleset must be already, and returns its value.
     ``resolvers`` (sandbox.network.resolvers) returns those of this moment, which are queried from the caller's own
     namespace. ``tells`` is the end of a line on which the TLS gate is told the addresses of names. ``desk`` holds names
-    that need a lease; without it each is denied. It does not wait until the gate is ready: an early query waits in the
-    socket.
+    that need a lease; without it each is denied. ``by_proxy`` are names that the operator's proxy alone can look up.
+    It does not wait until the gate is ready: an early query waits in the socket.
 
     Raises:
         errors.RunError: Raised when a watch of ``patience`` returns it, or the gate is not executed in time.
@@ -86,6 +87,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                         "agent": addresses.AGENT4,
                         "public": grants.PUBLIC,
                         "resolvers": len(resolvers()),
+                        "by_proxy": list(by_proxy),
                     },
                     fds={
                         "udp": udp.fileno(),

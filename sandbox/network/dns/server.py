@@ -60,6 +60,7 @@ class DnsServer:
         # Names that need a lease, and how long each is held for an operator.
         held = plan.get("asked", ())
         self._held, self._held_seconds = names.Patterns(row["pattern"] for row in held), [r["seconds"] for r in held]
+        self._by_proxy = names.Patterns(plan["by_proxy"])
         self._types = {dns_wire.TYPES[name] for name in plan["types"]}
         self._ttl, self._name_bytes = plan["ttl_seconds"], plan["name_bytes"]
         now = time.monotonic()
@@ -252,7 +253,13 @@ class DnsServer:
         return Resolution(dns_wire.NOERROR, tuple(data), ttl, fresh, code)
 
     async def _followed(self, host: str, kind: int) -> tuple[dns_wire.Answer | None, list[int]]:
-        """Return the resolvers' answer with aliases followed, and the TTLs on the way. None if there is none."""
+        """Return the resolvers' answer with aliases followed, and the TTLs on the way. None if there is none.
+
+        Names that the operator's proxy alone can look up reach no resolver: they have one address that stands for them.
+        """
+        if self._by_proxy.covering(host):
+            found = (names.stand_in(host),) if kind == dns_wire.TYPES["A"] else ()
+            return dns_wire.Answer(dns_wire.NOERROR, False, host, found, (), None, not found), []
         until = time.monotonic() + TOTAL_SECONDS
         name, ttls, seen = host, [], {host}
         for _ in range(_FOLLOWED):

@@ -15,7 +15,8 @@ from sandbox.kernel.cgroup import cgroup
 
 # Some 15 MiB each at rest; the rest is pipes and buffers of the connections that they carry.
 MEMORY_BYTES: Final = budget.GATES_MB << 20
-PIDS_MAX: Final = 24
+# At most eleven gates, and the threads of two connectors behind a proxy: 16 and 6, each with a relay beside.
+PIDS_MAX: Final = 48
 # One core for both: each has one thread.
 _PERIOD_US: Final = 100_000
 _GATES: Final = "gates."

@@ -59,6 +59,8 @@ class Targets:
         if host in self._places:
             where, port = self._places[host]
             return self._to(host, where, port, _PAGE_SECONDS)
+        if self._proxy is not None and host not in self._proxy.direct and self._proxy.resolves_alone(host):
+            return self._proxy.connected(host, _HTTPS, _PAGE_SECONDS)
         found = [one for one in _addresses(host) if self._is_public(one)]
         if not found:
             raise PermissionError(errno.EACCES, "no public address")
@@ -128,7 +130,8 @@ def _work(line: socket.socket, targets: Targets, wanted: queue.Queue[tuple[int, 
         ident, number, host = wanted.get()
         try:
             with targets.connected(number, host) as made:
-                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                if made.family != socket.AF_UNIX:
+                    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 socket.send_fds(line, [connector_wire.REPLY.pack(ident, 0)], [made.fileno()])
         except OSError as e:
             _say(line, ident, e.errno or errno.ETIMEDOUT)

@@ -44,10 +44,9 @@ def ask(provider: Provider, key: str, authorities: Sequence[str] = (), proxy: Pr
         path, headers = f"{call.path}?{urlencode(call.parameters)}", dict(call.headers)
     host, port = place = provider.address
     by = None if proxy is None or host in proxy.direct else proxy
-    if by is not None:
-        host, port = by.host, by.port
     try:
         line: http.client.HTTPConnection
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         if provider.tls:
             context = ssl.create_default_context(cafile=str(provider.ca or SYSTEM_CA))
             for one in () if provider.ca else authorities:
@@ -56,7 +55,8 @@ def ask(provider: Provider, key: str, authorities: Sequence[str] = (), proxy: Pr
         else:
             line = http.client.HTTPConnection(host, port, timeout=provider.timeout_seconds)
         if by is not None:
-            line.set_tunnel(*place, headers=by.headers())
+            made = by.connected(*place, provider.timeout_seconds)
+            line.sock = context.wrap_socket(made, server_hostname=host) if provider.tls else made
         line.request("GET", parts.path + path, headers=headers)
         found = line.getresponse()
         raw = found.read(_ANSWER_BYTES)

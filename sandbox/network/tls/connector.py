@@ -35,6 +35,7 @@ _ADDRESSES: Final = 4
 _GRACE_SECONDS: Final = 10.0
 # TEST-NET-1 (RFC 5737) is no address of a host, unless the host lets every address be bound.
 _NOT_OURS: Final = "192.0.2.1"
+_OF_THE_PROXY: Final = ("proxy_unreachable", "proxy_auth", "proxy_malformed", "proxy_certificate")
 _NUMBERS: Final = {errno.ECONNREFUSED: "connect_refused", errno.ETIMEDOUT: "connect_timeout"}
 
 
@@ -82,7 +83,7 @@ class Destinations:
             raise ProxyError(errno.EACCES, "proxy_itself", "an address of this host or of its proxy")
         if name in self.proxy.direct:
             return self._first(usable, lambda one, s: socket.create_connection((one, port), timeout=s))
-        if name and self.proxy.by_name:
+        if name and self.proxy.looks_up(name):
             return self.proxy.connected(name, port, _SECONDS)
         return self._first(usable, lambda one, s: self.proxy.connected(one, port, s))
 
@@ -95,7 +96,7 @@ class Destinations:
             except OSError as e:
                 failed = failed or e
                 # Another address would meet the same proxy.
-                if isinstance(e, ProxyError) and e.code in ("proxy_unreachable", "proxy_auth", "proxy_malformed"):
+                if isinstance(e, ProxyError) and e.code in _OF_THE_PROXY:
                     break
         assert failed is not None
         raise failed
@@ -181,8 +182,9 @@ def _work(found: Destinations, wanted: queue.Queue[tuple[socket.socket, str, lis
         with answer:
             try:
                 with found.connected(name, hosts, port) as made:
-                    send_at_once(made)
-                    notice_death(made)
+                    if made.family != socket.AF_UNIX:  # one end of the relay's pair, whose connection has both
+                        send_at_once(made)
+                        notice_death(made)
                     socket.send_fds(answer, [bytes([proxy_wire.MADE])], [made.fileno()])
             except OSError as e:
                 _say(answer, e.code if isinstance(e, ProxyError) else _NUMBERS.get(e.errno or 0, "connect_unreachable"))

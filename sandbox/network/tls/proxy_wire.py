@@ -17,7 +17,7 @@ MADE: Final = 0
 # The codes of a connection that the operator's proxy did not make, by the answer's byte less one.
 CODES: Final = (
     "proxy_unreachable", "proxy_timeout", "proxy_auth", "proxy_refused", "proxy_malformed", "proxy_itself",
-    "connect_refused", "connect_unreachable", "connect_timeout",
+    "proxy_certificate", "connect_refused", "connect_unreachable", "connect_timeout",
 )  # fmt: skip
 assert race.codes() <= set(CODES)
 

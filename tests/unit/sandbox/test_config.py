@@ -10,6 +10,7 @@ import pytest
 
 from policy import errors
 from sandbox import config
+from sandbox.proxy_settings import ProxySettings
 
 
 def _parse(text: str) -> config.Config:
@@ -43,6 +44,7 @@ def test_every_key_can_be_written() -> None:
         'ca = "/x/ca.pem"\nmount = "kv"\nprefix = "agents"\ntimeout_seconds = 9\n'
         '[tls]\nca = ["/x/company.pem"]\n'
         '[proxy]\nurl = "http://proxy.example:3128"\nsecret = "proxy"\ndirect = ["models.example"]\nby_name = true\n'
+        'resolves = ["*.corp.example"]\n'
         '[export]\notlp = "https://collector.example:4318"\nheaders = "/x/headers"\nca = "/x/collector.pem"\n'
         'ocsf = "/x/ocsf.jsonl"\nproofs = "/x/proofs.jsonl"\n'
     )
@@ -212,12 +214,28 @@ def test_missing_authority_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["https://proxy.example:3128", "http://proxy.example", "http://u:p@proxy:1", "http://a:0", "http://a:1/b"]
+    "url", ["ftp://proxy.example:3128", "http://proxy.example", "http://u:p@proxy:1", "http://a:0", "http://a:1/b"]
 )
 def test_odd_proxy_is_refused(url: str) -> None:
     with pytest.raises(pydantic.ValidationError, match="http://HOST:PORT"):
-        config.ProxySettings(url=url)
-    assert config.ProxySettings(url="http://proxy.example:3128").place == ("proxy.example", 3128)
+        ProxySettings(url=url)
+    for scheme in ("http", "https"):
+        good = ProxySettings(url=f"{scheme}://proxy.example:3128")
+        assert (good.place, good.tls) == (("proxy.example", 3128), scheme == "https")
+
+
+@pytest.mark.parametrize("name", ["Corp.example", "*corp.example", "10.0.0.1", "a b", ""])
+def test_odd_name_of_the_proxy_is_refused(name: str) -> None:
+    with pytest.raises(errors.ConfigError, match=r"proxy\.resolves.*must be names"):
+        _parse(f'[proxy]\nresolves = ["{name}"]\n')
+    assert ProxySettings(resolves=("git.corp.example", "*.corp.example", "*")).resolves
+
+
+@pytest.mark.parametrize("pattern", ["git.corp.example", "*.corp.example", "*"])
+def test_name_goes_direct_or_by_the_proxy(pattern: str) -> None:
+    with pytest.raises(errors.ConfigError, match=r"`git\.corp\.example` is in `direct`"):
+        _parse(f'[proxy]\ndirect = ["git.corp.example"]\nresolves = ["{pattern}"]\n')
+    assert ProxySettings(direct=("git.example",), resolves=("*.corp.example",)).direct
 
 
 @pytest.mark.parametrize(
