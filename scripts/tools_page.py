@@ -61,11 +61,12 @@ digest. `{pins.LOCK}` keeps the SHA-256 of each tool's name, description and inp
 ## A server in its sandbox
 
 A stdio server runs as `AGENT.ALIAS` in a sandbox of its own: {server_package.MEMORY_MB} MiB of memory,
-{server_package.DISK_MB} MiB of `/tmp`, no network, no file of the host. As root, without secrets:
+{server_package.DISK_MB} MiB of `/tmp`, no network, no file of the host. A server of the transport http is asked by a
+relay that reaches its host alone. As root, without secrets:
 
 ```sh
 covenant tools advertised mine fs       # what the server says, as items of `tools`; each lacks side_effect_class
-covenant tools verify mine --live       # starts each stdio server; status 3 where it says anything else
+covenant tools verify mine --live       # starts each server; status 3 where it says anything else
 covenant tools call {_URI} --package mine --args '{{"path": "/tmp/notes"}}'
 covenant tools serve mine fs            # its stdin and stdout: what an MCP client is told to start
 ```

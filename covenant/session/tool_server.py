@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from covenant.session import proxy_loop
 from policy import errors
-from policy.manifest.tools import advertised
+from policy.manifest.tools import advertised, http_relay
 from policy.manifest.tools.advertised import AdvertisedTool
 from policy.manifest.tools.checks import Finding
 from policy.manifest.tools.document import Server, ToolManifest
@@ -33,7 +33,7 @@ _LATE: Final = "it did not answer in time"
 
 
 def verify(package: Path, tools: ToolManifest, *, seconds: int) -> tuple[Finding, ...]:
-    """Start each stdio server of a package and compare what it advertises with tools.json.
+    """Start each server of a package, or its relay, and compare what it advertises with tools.json.
 
     ``seconds`` is the time for one server, with its start.
 
@@ -49,9 +49,9 @@ def verify(package: Path, tools: ToolManifest, *, seconds: int) -> tuple[Finding
 
 def _verified(package: Path, tools: ToolManifest, server: Server, seconds: int) -> Iterator[Finding]:
     where = tools.where(("servers", tools.servers.index(server), "alias"))
-    if server.transport != "stdio":
-        message = f"server `{server.alias}` has the transport {server.transport}, and --live starts stdio servers alone"
-        yield Finding("not_asked", message, "verify without --live; its tools stay pinned by tools.lock.json", where)
+    if names := http_relay.secrets(server):
+        message = f"server `{server.alias}` is asked with the secret of {', '.join(names)}, which a signed run is given"
+        yield Finding("not_asked", message, "run the agent: its first call compares what the server advertises", where)
         return
     try:
         session = ask(package, server.alias, McpSession(), seconds=seconds)
@@ -64,7 +64,7 @@ def _verified(package: Path, tools: ToolManifest, server: Server, seconds: int) 
 def call(
     package: Path, tools: ToolManifest, guard: ToolGuard, uri: str, arguments: dict[str, Any], *, seconds: float | None
 ) -> dict[str, Any]:
-    """Call a declared tool of a stdio server and return its result, ``content`` and perhaps ``isError``.
+    """Call a declared tool of a server without secrets and return its result, ``content`` and perhaps ``isError``.
 
     The guard checks the call before the server is started; what it advertises is compared before it is called.
     ``seconds`` may shorten the time of the call.
@@ -74,8 +74,8 @@ def call(
         errors.ToolServerError: the server failed, or advertises something else than tools.json declares.
     """
     found = tool_calls.find(tools, uri)
-    if found is not None and found[0].transport != "stdio":
-        raise errors.UsageError(f"`{uri}` is no tool of a stdio server", hint="covenant tools list PACKAGE")
+    if found is not None and http_relay.secrets(found[0]):
+        raise errors.UsageError(f"`{uri}` is asked with a secret of a header", hint="a signed run alone is given it")
     allowed = guard.check(uri, arguments, seconds=seconds)
     drift: list[Finding] = []
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,16 @@ from tests.kernel.fake_host import SECRET, FakeHost
 from tests.kernel.injecting import NAME, PORT, InjectWorld, carried, host, net, world
 from tests.kernel.test_credentials import vault
 from tests.kernel.test_tools_endpoint import AGENT, request, text_of
+from tests.kernel.world import ROOT
 
 __all__ = ["host", "net", "world"]
 
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}}
 TOOL = {"name": "today", "description": "The weather", "input_schema": SCHEMA, "side_effect_class": "network"}
-ALIASES = ("plain", "events", "old")
+ALIASES = ("plain", "events", "old", "two")
 GRANTS = f"""
 [permissions.credentials]
-grants = ["weather"]
+grants = ["weather", "key"]
 
 [[permissions.network]]
 host = "{NAME}"
@@ -58,6 +61,7 @@ class McpHost:
             this.say(b"", status=405)
 
         handler.at_mcp_plain, handler.at_mcp_events, handler.at_mcp_old = plain, events, old
+        handler.at_mcp_two = plain
 
     def said(self, this: Any, body: bytes) -> dict[str, Any] | None:
         asked = json.loads(body)
@@ -72,14 +76,22 @@ class McpHost:
         return {"jsonrpc": "2.0", "id": asked["id"], "result": result}
 
 
-def package(tmp_path: Path, grants: str = GRANTS, port: int = PORT) -> Path:
+def package(
+    tmp_path: Path,
+    grants: str = GRANTS,
+    port: int = PORT,
+    aliases: Sequence[str] = ALIASES,
+    headers: Mapping[str, str] = {"Authorization": "$credential:weather", "X-Plain": "kept"},
+) -> Path:
     servers = [
         {
             "alias": alias, "transport": "http", "endpoint": f"https://{NAME}:{port}/mcp/{alias}", "version": "3",
-            "headers": {"Authorization": "$credential:weather", "X-Plain": "kept"}, "tools": [TOOL],
+            "headers": headers, "tools": [TOOL],
         }
-        for alias in ALIASES
+        for alias in aliases
     ]  # fmt: skip
+    if "two" in aliases:
+        servers[-1]["headers"] = {"Authorization": "$credential:weather", "X-Key": "$credential:key"}
     document = {
         "schema_version": 1, "agent": "matrix://agent/hello", "allowed_side_effects": ["network"], "servers": servers,
     }  # fmt: skip
@@ -92,17 +104,20 @@ def package(tmp_path: Path, grants: str = GRANTS, port: int = PORT) -> Path:
 def test_server_over_http_is_called_with_secret_of_gate(world: InjectWorld, host: FakeHost, tmp_path: Path) -> None:
     McpHost(host)
     vault(world, "put", "hello", "weather", secret=SECRET)
+    vault(world, "put", "hello", "key", secret="second-key\n")
     calls = [["/mcp", request("tools/call", name=f"{one}__today", arguments={"text": one})] for one in ALIASES]
     before = len(world.rows())
     answer = world.run(world.sign(package(tmp_path)), json.dumps(calls))
     assert answer.result is not None, (answer.error, answer.stderr)
-    plain, events, old = json.loads(answer.result.text)
-    assert [text_of(plain), text_of(events)] == ["PLAIN", "EVENTS"]
+    plain, events, old, two = json.loads(answer.result.text)
+    assert [text_of(plain), text_of(events), text_of(two)] == ["PLAIN", "EVENTS", "TWO"]
     assert old[1]["result"]["isError"]
     assert set(carried(host)) == {SECRET}
     assert {value for one in host.seen for name, value in one["headers"] if name == "x-plain"} == {"kept"}
     rows: Sequence[dict[str, Any]] = [row["kind"] for row in world.rows()[before:]]
+    assert {value for one in host.seen for name, value in one["headers"] if name == "x-key"} == {"second-key"}
     assert {row["name"] for row in rows if row["type"] == "credential_injected"} == {"weather"}
+    assert {row["name"] for row in rows if row["type"] == "credential_granted"} == {"key"}
     assert SECRET not in json.dumps(rows)
 
 
@@ -110,3 +125,14 @@ def test_host_that_is_not_granted_is_refused(world: InjectWorld, tmp_path: Path)
     with pytest.raises(errors.ToolsError, match=r"port 444.*\(tools\.json:") as refused:
         world.run(world.sign(package(tmp_path, port=444)), "[]")
     assert "[[permissions.network]]" in refused.value.hint
+
+
+def test_live_server_over_http_is_reached(world: InjectWorld, host: FakeHost, tmp_path: Path) -> None:
+    """Its relay trusts the authorities of the system, and the host of this test has a certificate of another one."""
+    grants = GRANTS.replace(json.dumps([f"matrix://tool/mcp/{one}/today@3" for one in ALIASES]), "[]")
+    made = package(tmp_path, grants, aliases=ALIASES[:1], headers={"X-Plain": "kept"})
+    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "covenant", "tools", "verify", str(made), "--live", "--json"]
+    (failed,) = json.loads(world.internet.run("host", *command, check=False, env=environment))["findings"]
+    assert (failed["code"], "CERTIFICATE_VERIFY_FAILED" in str(failed)) == ("server_failed", True), failed
+    assert host.seen == []

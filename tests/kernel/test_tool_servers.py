@@ -109,8 +109,8 @@ def called(home: Home, made: Path, text: Any, uri: str = URI) -> Done:
     return home.covenant("tools", "call", uri, "--package", made, "--args", arguments, "--json")
 
 
-def refusal(done: Done) -> dict[str, Any]:
-    assert done.returncode == 1, (done.stdout, done.stderr)
+def refusal(done: Done, *, status: int = 1) -> dict[str, Any]:
+    assert done.returncode == status, (done.stdout, done.stderr)
     found: dict[str, Any] = json.loads(done.stdout)
     assert found["kind"] == "error"
     return found
@@ -270,21 +270,25 @@ def test_server_that_ignores_end_of_input_is_ended(home: Home, tmp_path: Path) -
     assert leftovers(home.world) == []
 
 
-def test_http_server_is_not_asked(home: Home, tmp_path: Path) -> None:
+def test_http_server_with_secret_is_not_asked(home: Home, tmp_path: Path) -> None:
     made = package(tmp_path, server())
     document = json.loads((made / "tools.json").read_text())
     document["servers"].append(
-        {"alias": "far", "transport": "http", "endpoint": "https://example.com/mcp", "version": "1", "tools": [TOOL]}
-    )
+        {"alias": "far", "transport": "http", "endpoint": "https://example.com/mcp", "version": "1", "tools": [TOOL],
+         "headers": {"Authorization": "$credential:key"}}
+    )  # fmt: skip
     (made / "tools.json").write_text(json.dumps(document))
     assert home.covenant("tools", "pin", made).returncode == 0
     # Its host is granted first: a server that cannot be reached is no server.
-    assert codes(home, made)[0] == ["host_not_granted"]
-    text = (made / "agent.toml").read_text()
+    assert codes(home, made)[0] == ["credential_not_granted", "host_not_granted"]
+    text = (made / "agent.toml").read_text() + '\n[permissions.credentials]\ngrants = ["key"]\n'
     text = re.sub(r'network = "[a-z-]+"', 'network = "full"', text)
     entry = '\n[[permissions.network]]\nhost = "example.com"\nports = [443]\nprotocol = "tls"\n'
     (made / "agent.toml").write_text(text + entry)
     assert codes(home, made)[0] == ["not_asked"]
+    uri = "matrix://tool/mcp/far/shout@1"
+    assert "signed run" in refusal(called(home, made, "hi", uri), status=2)["hint"]
+    assert b"secret in a header" in home.covenant("tools", "serve", made, "far").stderr
 
 
 # --- rules, limits and the log ------------------------------------------------------------------------

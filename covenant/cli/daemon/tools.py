@@ -184,7 +184,7 @@ def describe(package: Path, uri: str, as_json: bool) -> None:
 
 @tools.command(epilog=client.examples("covenant tools verify ./hello", "covenant tools verify ./hello --live"))
 @_PACKAGE
-@click.option("--live", is_flag=True, help="Start each stdio server in a sandbox of its own, and compare what it says.")
+@click.option("--live", is_flag=True, help="Start each server in a sandbox of its own, and compare what it says.")
 @click.option("--timeout", type=click.IntRange(1, 3600), default=60, show_default=True, help="Seconds for each server.")
 @_JSON
 def verify(package: Path, live: bool, timeout: int, as_json: bool) -> None:
@@ -225,21 +225,23 @@ def verify(package: Path, live: bool, timeout: int, as_json: bool) -> None:
 @click.option("--timeout", type=click.IntRange(1, 86_400), default=3600, show_default=True, help="Seconds it may run.")
 @click.option("--bare", is_flag=True, help="Connect to the server itself: its calls are not checked.")
 def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
-    """Run PACKAGE's stdio server ALIAS in a sandbox of its own, with this command's stdin and stdout.
+    """Run PACKAGE's server ALIAS in a sandbox of its own, with this command's stdin and stdout.
 
-    It has no network, no file of the host and no credential. An MCP client can be told to start this. The client sees
-    the granted tools, and each call is checked and logged. It needs root. With --bare the exit status is the server's;
-    125 is a refusal.
+    It reaches the host of its endpoint alone, and has no file of the host and no credential. An MCP client can be told
+    to start this. The client sees the granted tools, and each call is checked and logged. It needs root. With --bare
+    the exit status is the server's; 125 is a refusal.
     """
     from covenant.cli.run import run as running
     from covenant.cli.run.how import How
-    from policy.manifest.tools import server_package
+    from policy.manifest.tools import http_relay, server_package
 
     read, manifest, declared = _read(package)
-    server = next((one for one in declared.servers if one.alias == alias and one.transport == "stdio"), None)
+    without = {one.alias: one for one in declared.servers if not http_relay.secrets(one)}
+    server = without.get(alias)
     if server is None:
-        known = ", ".join(one.alias for one in declared.servers if one.transport == "stdio") or "none"
-        raise errors.UsageError(f"`{alias}` is no stdio server of the package", hint=f"its stdio servers: {known}")
+        known = ", ".join(without) or "none"
+        message = f"`{alias}` is no server of the package that runs without a secret in a header"
+        raise errors.UsageError(message, hint=f"those servers: {known}")
     if not bare:
         from covenant.session import tool_server
         from policy.manifest.tools import checks
@@ -259,7 +261,7 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
 @click.argument("alias")
 @click.option("--timeout", type=click.IntRange(1, 3600), default=60, show_default=True, help="Seconds for the server.")
 def advertised(package: Path, alias: str, timeout: int) -> None:
-    """Print what PACKAGE's stdio server ALIAS advertises, as items of `tools` in tools.json. It needs root.
+    """Print what PACKAGE's server ALIAS advertises, as items of `tools` in tools.json. It needs root.
 
     Each lacks `side_effect_class`: a person reads the tool and decides what calling it may do.
     """

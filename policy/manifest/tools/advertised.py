@@ -19,7 +19,7 @@ from policy.manifest.tools.document import Server, Tool, ToolManifest
 # Every answer that is no, and what it means.
 CODES: Final = {
     "server_failed": "it did not start or answer, or does not speak MCP",
-    "not_asked": "`--live` starts stdio servers alone",
+    "not_asked": "a header of the server is a secret, which a signed run alone is given",
     "tool_undeclared": "a server advertises a tool that is not declared",
     "tool_not_advertised": "a declared tool is not advertised",
     "tool_changed": "its description or input schema is another than declared",

@@ -38,7 +38,6 @@ CODES = {
     "class_not_granted": "agent.toml grants a tool and not its class",
     "credential_not_granted": "agent.toml does not grant a credential of a server",
     "host_not_granted": "agent.toml does not grant the host of an http server by name and port",
-    "headers_refused": "more than one header of an http server is a credential",
     "credential_not_given": "`env` names a credential, and the command is no script of node or python3",
 }
 
@@ -309,10 +308,6 @@ def _endpoints(case: _Case) -> Iterator[Finding]:
             message = f"server `{server.alias}` is at {host} port {port}, which agent.toml does not grant"
             hint = f'write [[permissions.network]] with host = "{host}", ports = [{port}], protocol = "tls"'
             yield case.no("host_not_granted", ("servers", number, "endpoint"), message, hint)
-        if len(hidden := list(http_relay.secrets(server))) > 1:
-            message = f"headers {' and '.join(map(text.quote, hidden))} of server `{server.alias}` are credentials"
-            place = ("servers", number, "headers", hidden[1])
-            yield case.no("headers_refused", place, message, "keep one: a gate adds one header to a request")
 
 
 def _is_granted(manifest: Manifest, host: str, port: int) -> bool:

@@ -1,7 +1,8 @@
 """The program that speaks to a server of the transport http: lines of stdin become requests, replies lines of stdout.
 
 It runs in a sandbox that reaches the server's host alone. A header that is a secret is added at the gate of that
-sandbox (``inject``), so that the program never has it.
+sandbox (``inject``), so that the program never has it. A gate adds one header to a request: where several are secrets,
+the program reads the others from the files of its sandbox.
 """
 
 from __future__ import annotations
@@ -15,9 +16,14 @@ from policy.manifest.tools.document import Server
 NAME: Final = "relay.py"
 # Requests of MCP over streamable HTTP: one POST for each message, answered by JSON or by a stream of events.
 _CODE: Final = """\
-import concurrent.futures, http.client, json, ssl, sys, threading
+import concurrent.futures, http.client, json, os, re, ssl, sys, threading
 
-HOST, PORT, PATH, HEADERS = json.loads(GIVEN)
+HOST, PORT, PATH, HEADERS, SECRETS = json.loads(GIVEN)
+for name, secret in SECRETS.items():
+    with open(os.path.join(os.environ["CREDENTIALS_DIRECTORY"], secret), encoding="latin-1", newline="") as stream:
+        HEADERS[name] = stream.read().removesuffix("\\n")
+    if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", HEADERS[name]):
+        sys.exit(f"covenant: secret {secret} is no value of a header")
 MOST = 4 << 20
 context, session, lines = ssl.create_default_context(), {}, threading.Lock()
 
@@ -109,8 +115,14 @@ def secrets(server: Server) -> dict[str, str]:
     return {name: secret for name, secret in found if secret is not None}
 
 
+def read_secrets(server: Server) -> dict[str, str]:
+    """Return the headers that the program reads from files, each with the name of its secret."""
+    return dict(list(secrets(server).items())[1:])
+
+
 def program(server: Server) -> bytes:
     """Return the program, which has the headers that are literals."""
     hidden = secrets(server)
     literals = {name: value for name, value in server.headers.items() if name not in hidden}
-    return _CODE.replace("GIVEN", json.dumps(json.dumps([*address(server), literals]))).encode()
+    given = [*address(server), literals, read_secrets(server)]
+    return _CODE.replace("GIVEN", json.dumps(json.dumps(given))).encode()

@@ -38,7 +38,8 @@ def package_of(
         errors.ToolsError: the files are not those of ``package_digest``, or the command is no program of them.
     """
     if server.transport == "http":
-        start = _Start("python3", http_relay.NAME, (), files={http_relay.NAME: http_relay.program(server)})
+        secrets = tuple(sorted(set(http_relay.read_secrets(server).values())))
+        start = _Start("python3", http_relay.NAME, (), secrets, {http_relay.NAME: http_relay.program(server)})
         lines = _manifest(agent_id(tools, server), server, start, seconds)
         return Package({**start.files, MANIFEST_NAME: "\n".join(lines).encode()})
     place = ("servers", tools.servers.index(server))
@@ -115,11 +116,11 @@ def _manifest(name: str, server: Server, start: _Start, seconds: int) -> Iterato
 
 
 def _destination(server: Server) -> Iterator[str]:
-    """The host of a server of the transport http, with the header that its gate adds."""
+    """The host of a server of the transport http, with the first header that is a secret, which its gate adds."""
     if server.transport != "http":
         return
     host, port, path = http_relay.address(server)
     yield f'\n[[permissions.network]]\nhost = {text.toml(host)}\nports = [{port}]\nprotocol = "tls"'
-    for header, secret in http_relay.secrets(server).items():
+    for header, secret in list(http_relay.secrets(server).items())[:1]:
         words = f"secret = {text.toml(secret)}, header = {text.toml(header)}, paths = [{text.toml(path)}]"
         yield f'inject = {{ {words}, methods = ["POST"] }}'

@@ -213,7 +213,7 @@ def test_call_of_package_is_refused_before_anything_starts(pinned: Path) -> None
     denied = refused(errors.ToolDeniedError, "tools", "call", kit.WRITE, *arguments)
     assert "may not be called" in str(denied)
     assert denied.details["add"][1:] == [f'allow = ["{kit.WRITE}"]', 'side_effects = ["write"]']
-    assert "no tool of a stdio server" in str(refused(errors.UsageError, "tools", "call", kit.TODAY, *arguments))
+    assert "a secret of a header" in str(refused(errors.UsageError, "tools", "call", kit.TODAY, *arguments))
     assert "path" in str(
         refused(errors.ToolArgumentsError, "tools", "call", kit.READ, "--package", pinned, "--args", '{"path": 1}')
     )

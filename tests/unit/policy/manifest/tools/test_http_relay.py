@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,7 +98,27 @@ def test_host_must_be_granted(host: str, ports: str, protocol: str, is_fine: boo
     assert codes(kit.package(kit.FULL, grants=grants)) == ([] if is_fine else ["host_not_granted"])
 
 
-def test_second_secret_header_is_refused() -> None:
-    headers = {"Authorization": "$credential:weather", "X-Key": "$credential:weather"}
-    read = kit.package(kit.full("servers", 1, "headers", value=headers), grants=GRANTED)
-    assert codes(read) == ["headers_refused"]
+TWO = {"Authorization": "$credential:weather", "X-Key": "$credential:fs-key", "X-Plain": "kept"}
+
+
+def test_second_secret_header_is_a_file_of_the_relay() -> None:
+    assert codes(kit.package(kit.full("servers", 1, "headers", value=TWO), grants=GRANTED)) == []
+    found = made(headers=TWO)
+    manifest = parse.parse(found.manifest)
+    inject, credentials = manifest.permissions.network[0].inject, manifest.permissions.credentials
+    assert inject is not None
+    assert (inject.secret, inject.header) == ("weather", "Authorization")
+    assert (credentials.grants, credentials.files) == (("fs-key",), True)
+    assert b"$credential" not in found.files["relay.py"]
+
+
+@pytest.mark.parametrize("secret", ["", "a\nb", "a\r", " a", "a ", "\x00", "é", "\n"])
+def test_secret_that_is_no_header_ends_the_relay(tmp_path: Path, secret: str) -> None:
+    (tmp_path / "relay.py").write_bytes(made(headers=TWO).files["relay.py"])
+    (tmp_path / "weather").write_text("Bearer x\n")
+    (tmp_path / "fs-key").write_text(secret)
+    command, environment = [sys.executable, str(tmp_path / "relay.py")], {"CREDENTIALS_DIRECTORY": str(tmp_path)}
+    done = subprocess.run(command, env=environment, input=b"", capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (1, b"covenant: secret fs-key is no value of a header\n")
+    (tmp_path / "fs-key").write_text("key of two words\n")
+    assert subprocess.run(command, env=environment, input=b"", timeout=60, check=False).returncode == 0
