@@ -22,6 +22,7 @@ from policy.learn import presets
 from policy.learn.ceiling import Ceiling, Directory, HostPlace, below, parts, place_of, target
 from policy.learn.observed import Observed
 from policy.learn.propose import LearntProposal, Line
+from policy.manifest import process
 
 # A directory with more paths below it is looked at no further, and never proposed as a whole.
 _LARGEST: Final = 20_000
@@ -33,7 +34,9 @@ _SHOWN_NAMES: Final = 3
 _FIRST_LINE: Final = 254
 
 
-def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, programs: bool, reach: bool) -> Ceiling:
+def ceiling(
+    options: Options, observed: Observed, never: Mapping[str, str], *, programs: Sequence[str], reach: bool
+) -> Ceiling:
     """Return the ceiling of a session with these options, with facts about the directories of what it opened."""
     project = options.workspace
     found = Ceiling(
@@ -41,7 +44,8 @@ def ceiling(options: Options, observed: Observed, never: Mapping[str, str], *, p
         volumes=tuple(place_of(one.path) for one in options.write),
         workspace=None if project is None else HostPlace(project.directory, project.place),
         hosts=tuple(target(one.host, one.port) for one in options.net),
-        programs=programs,
+        programs=bool(programs),
+        trees=frozenset(programs),
         reach=reach,
         never=never,
     )
@@ -115,7 +119,7 @@ class Root:
         from sandbox.layers.store import LayerStore
 
         store = LayerStore(state)
-        self._union = layers.Union()
+        self._union, self._names = layers.Union(), [ref.name for ref in refs]
         self._trees = [store.hold(ref, held) for ref in refs]
         for tree in self._trees:
             self._union.lay(tree.entries)
@@ -135,6 +139,11 @@ class Root:
             elif host is not None:
                 named[path] = _first_line(host)
         return {path: program for path, program in named.items() if program.startswith("/")}
+
+    def trees(self, paths: Iterable[str]) -> dict[str, str]:
+        """Return the tree of programs, as a manifest names it, of each of these places that a layer has."""
+        found = {path: self._union.resolve(path) for path in paths}
+        return {path: process.LAYER_TREE + self._names[one.source] for path, one in found.items() if one is not None}
 
     def used(self, paths: Iterable[str]) -> frozenset[int]:
         """Return the layers that have a file at one of these places."""

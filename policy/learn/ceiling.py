@@ -36,6 +36,8 @@ class Ceiling(Struct, frozen=True):
     - ``kept`` says why no single file of the workspace can be granted, empty where one can.
     - ``hosts`` are the named destinations, as HOST:PORT.
     - ``programs`` says whether programs of the root may be started, and ``reach`` whether hosts may be reached.
+    - ``trees`` are the trees of programs that may be started as a whole, and ``named`` single programs.
+    - ``strange`` are programs of the root that are neither of a tree nor named.
     - ``never`` are the trees that no manifest is granted, with their reasons.
     - ``links`` are opened host paths that go through a link, with the paths that they lead to.
     - ``directories`` are facts about directories of the host, by path.
@@ -47,6 +49,9 @@ class Ceiling(Struct, frozen=True):
     kept: str = ""
     hosts: tuple[str, ...] = ()
     programs: bool = False
+    trees: frozenset[str] = frozenset()
+    named: tuple[str, ...] = ()
+    strange: frozenset[str] = frozenset()
     reach: bool = False
     never: Mapping[str, str] = msgspec.field(default_factory=dict)
     links: Mapping[str, str] = msgspec.field(default_factory=dict)

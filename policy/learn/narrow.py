@@ -15,8 +15,10 @@ import tomlkit
 from msgspec import Struct
 from tomlkit.items import InlineTable
 
+from policy.grants.executables import ExecutableSet
 from policy.learn.ceiling import Ceiling, HostPlace, parts, place_of, target
 from policy.learn.propose import LearntProposal, Line
+from policy.manifest import process
 from policy.manifest.agent import Manifest
 from policy.manifest.permissions import NetworkEntry
 
@@ -48,6 +50,8 @@ def ceiling(manifest: Manifest, never: Mapping[str, str], workspace: HostPlace |
         kept="" if workspace is None else "the grant of the workspace stays as it is",
         hosts=tuple(target(one.host, port) for one in network if _is_named(one) for port in _ports(one)),
         programs=bool(manifest.permissions.executables.allow),
+        trees=frozenset(manifest.permissions.executables.trees),
+        named=tuple(one.path for _, one in manifest.permissions.executables.programs),
         reach=manifest.resources.network != "off",
         never=never,
     )
@@ -113,6 +117,14 @@ def _programs(
         yield from ((value, said[line]) for value, line in used.items() if value not in named)
     if "workspace" in allow.trees and found.workspace_programs is not None:
         yield "workspace", said[found.workspace_programs]
+
+
+def starts_no_more(mine: ExecutableSet, top: ExecutableSet, trees: Mapping[str, str]) -> bool:
+    """Whether ``top`` starts all of these programs. ``trees`` names the tree that has a program."""
+    left = mine.difference(top)
+    if process.ROOT_TREE in top.trees:
+        return all(one.startswith(process.LAYER_TREE) for one in left.trees)
+    return not left.trees and all(trees.get(one.path) in top.trees for one in left.files)
 
 
 # --- destinations -------------------------------------------------------------------------------------

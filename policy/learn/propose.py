@@ -18,6 +18,7 @@ from policy import data
 from policy.learn import presets
 from policy.learn.ceiling import Ceiling, below, narrowest
 from policy.learn.observed import Evidence, Observed
+from policy.manifest import process
 
 MANY: Final = 8
 # Places that every agent has of its own.
@@ -241,9 +242,14 @@ def _programs(
     started: Mapping[str, Evidence], ceiling: Ceiling, links: Mapping[str, str], left: list[LeftOut]
 ) -> tuple[Line, ...]:
     of_root = {path: one for path, one in started.items() if ceiling.host_path(path) is None}
-    if any(below(path, place) for path in of_root for place in _SCRATCH) and ceiling.programs:
+    scratch = [path for path in of_root if any(below(path, place) for place in _SCRATCH)]
+    if scratch and process.ROOT_TREE in ceiling.trees:
         # Only the whole root's grant lets files of scratch start.
         return (_line("executables", "root", of_root.values(), "programs of the scratch directory were started"),)
+    # INVARIANT: a link of the scratch directory does not widen a list. Its target, which the kernel loads, is seen.
+    for path in sorted(scratch):
+        one = of_root.pop(path)
+        left.append(LeftOut(path, "a link of the scratch directory", one.count, one.first_ns, one.by))
     # The grant of a link is that of its target.
     by_target: dict[str, list[str]] = {}
     for path in sorted(of_root):
@@ -253,6 +259,8 @@ def _programs(
         line = _line("executables", paths[0], [of_root[path] for path in paths])
         if not ceiling.programs:
             left.append(LeftOut(target, "the ceiling starts no programs", line.count, line.first_ns, line.by))
+        elif target in ceiling.strange:
+            left.append(LeftOut(target, "the ceiling does not start it", line.count, line.first_ns, line.by))
         elif not paths[0].isprintable():
             left.append(LeftOut(target, "a manifest cannot hold its name", line.count, line.first_ns, line.by))
         elif not any(below(target, own) for own in _OWN):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.layers.store import LayerStore
 from tests.kernel import internet
 from tests.kernel.conftest import leftovers
 from tests.kernel.internet import Internet
@@ -182,6 +183,32 @@ def test_run_of_package_narrows_its_manifest(home: Home, place: Path) -> None:
     again = home.covenant("run", narrowed, "a\n", "--learn", target)
     assert again.returncode != 0
     assert f"`{target}` is not empty".encode() in again.stderr
+
+
+LINKS = """
+import json, os, subprocess, sys
+sys.stdin.readline()
+os.symlink("/opt/tools/say", "/tmp/link")
+said = subprocess.run(["/tmp/link", "--version"], capture_output=True, text=True).stdout.split()[:2]
+print(json.dumps({"text": " ".join(said), "sources": []}))
+"""
+
+
+def test_link_of_scratch_does_not_widen_programs(home: Home, tmp_path: Path) -> None:
+    """A program of a granted layer that is called by a link of /tmp would need the whole root, were it a file there."""
+    (tmp_path / "opt/tools").mkdir(parents=True)
+    for name in ("say", "other"):
+        shutil.copy("/usr/bin/env", tmp_path / "opt/tools" / name)
+    ref = LayerStore(home.world.state).pack_tree(tmp_path, "tools").ref
+    grants = {}
+    for name, allow in (("listed", "layer:tools"), ("control", "root")):
+        more = f'[root]\nlayers = ["{ref}"]\n[permissions.executables]\nallow = ["{allow}"]\n'
+        package = home.world.sign(home.world.package({"main.py": LINKS}, name=name, id=name, more=more))
+        done = home.covenant("run", package, "hi", "--learn", home.base / f"linked-{name}")
+        assert (done.returncode, done.stdout) == (0, b"env (GNU\n"), done.stderr
+        manifest = tomllib.loads((home.base / f"linked-{name}" / "agent.toml").read_text())
+        grants[name] = manifest["permissions"]["executables"]["allow"]
+    assert grants == {"listed": ["/opt/tools/say"], "control": ["root"]}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import posixpath
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -172,23 +173,24 @@ def _taught(made: sessions.Session, seen: Observed) -> tuple[sessions.Session, L
 
     options = made.options
     never = facts.never_granted(config.load(common.state()), (str(common.home()),))
-    programs = bool(options.learnt.programs if options.learnt else made.profile.programs)
+    programs = options.learnt.programs if options.learnt else made.profile.programs
     reach = bool(options.net) or bool(options.learnt and options.learnt.mode)
     ceiling = learning.ceiling(options, seen, never, programs=programs, reach=reach)
-    found, _, used = learnt.proposed(seen, ceiling, (options.base, *options.layers), _BEYOND)
+    found, _, used, trees = learnt.proposed(seen, ceiling, (options.base, *options.layers), _BEYOND)
     about = (
         f"Learnt from one run of: {common.visible(shlex.join(made.command))}",
         f"Profile {made.name}{f', within {options.role}' if options.role else ''}. Read each line, then sign.",
     )
     taught = structs.replace(made, options=learning.narrowed(options, found, used, about), left="")
-    if not _is_within(taught, made, programs=programs):
+    if not _is_within(taught, made, trees):
         raise errors.InternalError("what was learnt is wider than its ceiling")
     return taught, found
 
 
-def _is_within(taught: sessions.Session, made: sessions.Session, *, programs: bool) -> bool:
+def _is_within(taught: sessions.Session, made: sessions.Session, trees: Mapping[str, str]) -> bool:
     """Whether the grants of a learnt session are within those of the observed one."""
     from policy import data
+    from policy.learn import narrow
     from policy.rules import nine
 
     options, project = made.options, made.options.workspace
@@ -197,6 +199,7 @@ def _is_within(taught: sessions.Session, made: sessions.Session, *, programs: bo
         options = structs.replace(options, read=(*options.read, project.directory))
     bound = structs.replace(made, options=options)
     mine, top = (nine.requested(sessions.parsed(one), roles=data.roles()) for one in (taught, bound))
+    if not narrow.starts_no_more(mine.executables, top.executables, trees):
+        return False
     # A list of programs is below the tree that has them, which the order of grants does not know.
-    started = not mine.executables or programs
-    return started and dataclasses.replace(mine, executables=top.executables).is_subset(top)
+    return dataclasses.replace(mine, executables=top.executables).is_subset(top)

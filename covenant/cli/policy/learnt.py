@@ -57,11 +57,15 @@ def count_changes(place: str, seen: Observed) -> None:
 
 
 class Proposed(NamedTuple):
-    """A proposal. ``links`` maps places of the root to the files that they lead to, ``used`` has numbers of layers."""
+    """A proposal. ``links`` maps places of the root to the files that they lead to, ``used`` has numbers of layers.
+
+    ``trees`` are the layers of programs.
+    """
 
     found: LearntProposal
     links: dict[str, str]
     used: frozenset[int]
+    trees: dict[str, str]
 
 
 def proposed(
@@ -70,13 +74,12 @@ def proposed(
     layers: Sequence[str],
     beyond: str,
     *,
-    also: Iterable[str] = (),
     of_host: bool = False,
 ) -> Proposed:
     """Return what a run that was seen needs of its ceiling, whose root has these layers, the lowest first.
 
-    ``beyond`` says how the ceiling is widened. ``also`` are programs whose links are needed as well. With ``of_host``
-    the root has the host's programs at their own places, below the layers.
+    ``beyond`` says how the ceiling is widened. With ``of_host`` the root has the host's programs at their own places,
+    below the layers.
     """
     from covenant.session import learning
     from policy.layers import parse_ref
@@ -86,13 +89,29 @@ def proposed(
     with contextlib.ExitStack() as held:
         root = learning.Root(common.state(), [parse_ref(one) for one in layers], held)
         scripts = root.interpreters(started, ceiling)
-        paths = (*started, *scripts.values(), *also)
+        loaded = [path for path, _ in seen.succeeded("load")]
+        paths = (*started, *scripts.values(), *loaded, *ceiling.named)
         links = {path: os.path.realpath(path) for path in paths} if of_host else {}
         links |= root.links(paths)
+        trees = root.trees(paths)
+        ceiling = structs.replace(ceiling, strange=_strange(ceiling, paths, links, trees))
         found = propose.propose(seen, ceiling, links, scripts)
         used = root.used(found.used)
     left = (*found.left_out, *_asked_in_vain(seen, ceiling.never, beyond))
-    return Proposed(structs.replace(found, left_out=left), links, used)
+    return Proposed(structs.replace(found, left_out=left), links, used, trees)
+
+
+def _strange(
+    ceiling: Ceiling, paths: Iterable[str], links: Mapping[str, str], trees: Mapping[str, str]
+) -> frozenset[str]:
+    """Return the programs that the ceiling does not start: a path that was seen can be one that the agent made up."""
+    from policy.manifest import process
+
+    if process.ROOT_TREE in ceiling.trees:
+        return frozenset()
+    named = {links.get(path, path) for path in ceiling.named}
+    held = named | {links.get(path, path) for path in paths if trees.get(path) in ceiling.trees}
+    return frozenset(links.get(path, path) for path in paths) - held
 
 
 def _asked_in_vain(seen: Observed, never: Mapping[str, str], beyond: str) -> tuple[LeftOut, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -89,25 +89,25 @@ def _narrowed(
     ceiling = learning.with_facts(narrow.ceiling(manifest, never, place), seen)
     of_host = manifest.root.base == "closure"
     layers = (*(() if of_host else (manifest.root.base,)), *manifest.root.layers)
-    allowed = [one.path for _, one in manifest.permissions.executables.programs]
-    found, links, _ = learnt.proposed(seen, ceiling, layers, _BEYOND, also=allowed, of_host=of_host)
+    found, links, _, trees = learnt.proposed(seen, ceiling, layers, _BEYOND, of_host=of_host)
     said = {line: learning.evidence(line) for line in found.lines}
     done = narrow.narrowed(package.manifest.decode(), manifest, found, links, said)
-    if not _is_within(done.text, manifest):
+    if not _is_within(done.text, manifest, trees):
         raise errors.InternalError("what was learnt is wider than the manifest")
     return done, found
 
 
-def _is_within(text: str, before: Manifest) -> bool:
+def _is_within(text: str, before: Manifest, trees: Mapping[str, str]) -> bool:
     from policy import data
+    from policy.learn import narrow
     from policy.manifest import parse
     from policy.rules import nine
 
     mine, top = (nine.requested(one, roles=data.roles()) for one in (parse.parse(text.encode()), before))
-    if before.permissions.executables.trees:
-        # A list of programs is below the tree that has them, which the order of grants does not know.
-        mine = dataclasses.replace(mine, executables=top.executables)
-    return mine.is_subset(top)
+    if not narrow.starts_no_more(mine.executables, top.executables, trees):
+        return False
+    # A list of programs is below the tree that has them, which the order of grants does not know.
+    return dataclasses.replace(mine, executables=top.executables).is_subset(top)
 
 
 def _files(source: Path, package: Package) -> dict[str, tuple[bytes, int]]:

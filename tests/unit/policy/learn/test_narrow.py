@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policy import data
+from policy.grants.executables import ExecutableSet
 from policy.learn import narrow
 from policy.learn.ceiling import HostPlace
 from policy.learn.propose import LearntProposal, Line
@@ -193,3 +194,24 @@ def test_every_layout_of_toml_is_narrowed(text: str) -> None:
     if "network" in after["permissions"]:
         assert {one["host"] for one in after["permissions"]["network"]} == {"x.b.example.org", "y.b.example.org"}
     assert not after["permissions"].get("executables", {}).get("allow")
+
+
+def test_programs_are_compared_with_their_trees() -> None:
+    """A tree covers the programs that it has, and the whole root each layer, but not the workspace."""
+    trees = {"/usr/bin/git": "layer:git", "/usr/bin/nft": "layer:base"}
+    layer, root = (ExecutableSet.of([("/usr/bin/wc", None)], [one]) for one in ("layer:git", "root"))
+    for allowed, files, above in (
+        (True, ["/usr/bin/git", "/usr/bin/wc"], layer),
+        (False, ["/usr/bin/nft"], layer),
+        (False, ["/usr/bin/unknown"], layer),
+        (True, ["/usr/bin/nft", "/usr/bin/unknown"], root),
+    ):
+        mine = ExecutableSet.of([(one, None) for one in files])
+        assert narrow.starts_no_more(mine, above, trees) is allowed, files
+    for allowed, tree, above in (
+        (False, "root", layer),
+        (False, "workspace", root),
+        (True, "layer:git", root),
+        (True, "layer:git", layer),
+    ):
+        assert narrow.starts_no_more(ExecutableSet.of([], [tree]), above, trees) is allowed, tree

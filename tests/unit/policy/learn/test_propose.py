@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from typing import Any
 
+from msgspec import structs
+
 from policy import data, denials
 from policy.learn import presets
 from policy.learn.ceiling import Ceiling, Directory, HostPlace
@@ -16,6 +18,7 @@ CEILING = Ceiling(
     volumes=("/data",),
     workspace=HostPlace("/home/ann/project", "/work"),
     programs=True,
+    trees=frozenset({"root"}),
     reach=True,
     never=data.never_grantable().trees,
     directories={
@@ -140,6 +143,27 @@ def test_interpreter_of_script_is_granted() -> None:
 def test_program_of_scratch_needs_root() -> None:
     found = propose(seen("/tmp/built", "/usr/bin/cc", kind="exec"), CEILING, {})
     assert values(found, "executables") == ["root"]
+
+
+def test_link_of_scratch_widens_no_list() -> None:
+    """A program that is called by a link of /tmp is granted by its own place: the whole root is beyond a list."""
+    observed = seen("/tmp/link", "/usr/bin/cc", kind="exec")
+    observed.saw(SeenAccess("load", "/usr/bin/tool", "sh", 2_000))
+    listed = structs.replace(CEILING, trees=frozenset({"layer:tools"}))
+    found = propose(observed, listed, {})
+    assert values(found, "executables") == ["/usr/bin/cc", "/usr/bin/tool"]
+    assert [one.what for one in found.left_out] == ["/tmp/link"]
+    # Control: where the whole root is granted, the same run needs it.
+    assert values(propose(observed, CEILING, {}), "executables") == ["root"]
+
+
+def test_made_up_program_is_left_out() -> None:
+    """An agent can write a path that the kernel does not start between two looks."""
+    observed = seen("/usr/bin/sh", "/usr/sbin/nft", kind="exec")
+    ceiling = structs.replace(CEILING, trees=frozenset(), strange=frozenset({"/usr/sbin/nft"}))
+    found = propose(observed, ceiling, {})
+    assert values(found, "executables") == ["/usr/bin/sh"]
+    assert [(one.what, one.why) for one in found.left_out] == [("/usr/sbin/nft", "the ceiling does not start it")]
 
 
 def test_programs_beyond_ceiling_are_left_out() -> None:
