@@ -108,7 +108,7 @@ class Collector:
         try:
             partly = json.loads(raw).get("partialSuccess") or {}
             rejected = int(partly.get(_REJECTED[signal]) or 0)
-        except (ValueError, TypeError, AttributeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
             return
         if rejected or partly.get("errorMessage"):
             said = str(partly.get("errorMessage", ""))[:200]

@@ -94,11 +94,15 @@ def directory(path: Path, owner: int) -> int:
         errors.LedgerError: it is another user's, or others can write there.
     """
     try:
+        made = False
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-            if owner != os.geteuid():
-                os.chown(path, owner, owner)
+            made = True
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # INVARIANT: by its descriptor, and ours alone. A user who owns the directory above may have put a link or a
+        # directory in its place: the one would give away another directory, the other bring cursors of that user.
+        if made and os.fstat(fd).st_uid == os.geteuid():
+            os.fchown(fd, owner, owner)
     except OSError as e:
         raise errors.LedgerError(f"directory `{path}` cannot be used: {e.strerror}", where=str(path)) from e
     info = os.fstat(fd)

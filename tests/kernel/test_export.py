@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from covenant.export import collector
+from covenant.export import collector, cursor
+from policy import errors
 from sandbox.audit import follow_process
 from tests.export_kit import Export, FakeCollector, expected, export, filled, soon
 from tests.kernel.world import ROOT
@@ -83,6 +84,43 @@ def test_partial_success_is_told_and_not_repeated(state: Path, export: Export) -
     made = _outage(export, [web.json_response(partly)])
     assert made.rows == expected(range(3))
     assert export.told == ["the collector refused 2 of the logs, which are left out: too old"]
+
+
+def test_answer_without_sense_stops_no_export(state: Path, export: Export) -> None:
+    filled(state, range(3))
+    said = ['{"partialSuccess": {"rejectedLogRecords": 1e999}}', '{"partialSuccess": [1]}', "[" * 60_000]
+    for text in said:
+        made = _outage(export, [web.Response(text=text)])
+        assert made.rows == expected(range(3))
+        for name in os.listdir(export.place):
+            (export.place / name).unlink()
+    assert export.told == []
+
+
+@pytest.mark.parametrize("instead", ["link", "directory", ""])
+def test_directory_that_is_replaced_is_not_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instead: str) -> None:
+    """A user of the directory above replaces the new one before it is given to the worker."""
+    place, other, makes = tmp_path / "export", tmp_path / "other", os.mkdir
+    other.mkdir()
+
+    def replaced(path: Path, mode: int) -> None:
+        makes(path, mode)
+        if instead:
+            os.rmdir(path)
+        if instead == "link":
+            os.symlink(other, path)
+        elif instead == "directory":
+            makes(path, mode)
+            os.chown(path, 1000, 1000)
+
+    monkeypatch.setattr(os, "mkdir", replaced)
+    if instead:
+        with pytest.raises(errors.LedgerError):
+            cursor.directory(place, 64_984)
+    else:
+        os.close(cursor.directory(place, 64_984))  # the control
+    owners = {"link": os.geteuid(), "directory": 1000, "": 64_984}
+    assert os.stat(place).st_uid == owners[instead]
 
 
 @pytest.mark.parametrize(
