@@ -91,11 +91,13 @@ def test_agent_lists_and_calls_its_tools(home: Home, tmp_path: Path) -> None:
             call("probe"),
             call("secret-word"),
             call("hi", "loud__whisper"),
+            # The longest name that a row can have: in JSON it has twelve bytes for each of its characters.
+            ["/mcp/loud", request("tools/call", name="\U0001f600" * 600, arguments={})],
             ["/mcp/loud", request("tools/call", "x", name="shout", arguments={"text": "ha"})],
             ["/mcp", request("sampling/createMessage")],
         ],
     )
-    assert [status for status, _ in found] == [200, 202, *[200] * 8]
+    assert [status for status, _ in found] == [200, 202, *[200] * 9]
     assert found[0][1]["result"]["protocolVersion"] == "2025-11-25"
     assert found[2][1]["id"] == 7
     assert found[2][1]["result"]["tools"] == [{**ADVERTISED[0], "name": "loud__shout"}]
@@ -107,11 +109,12 @@ def test_agent_lists_and_calls_its_tools(home: Home, tmp_path: Path) -> None:
     assert found[6][1]["result"]["isError"]
     assert "permissions.skills.rule" in text_of(found[6])
     assert found[7][1]["error"]["code"] == -32602
-    assert (found[8][1]["id"], text_of(found[8])) == ("x", "HA")
-    assert found[9][1]["error"]["code"] == -32601
+    assert "is no tool of a server" in text_of(found[8])
+    assert (found[9][1]["id"], text_of(found[9])) == ("x", "HA")
+    assert found[10][1]["error"]["code"] == -32601
     told = rows(home)[before:]
     kinds = ["tool_called", "tool_answered"]
-    assert [row["type"] for row in told] == [*kinds, *kinds, "tool_refused", *kinds]
+    assert [row["type"] for row in told] == [*kinds, *kinds, "tool_refused", "tool_refused", *kinds]
     assert len({row["run_id"] for row in told}) == 1
     assert "secret-word" not in str(told)
 

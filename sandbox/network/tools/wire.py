@@ -29,9 +29,10 @@ ANSWER, NOTHING, MALFORMED, UNKNOWN = range(4)
 SPAWN: Final = struct.Struct("!II")
 SPAWN_BYTES: Final = 4 << 20
 OUTCOME_BYTES: Final = 64 << 20
-# The most bytes of a message of a client, those of a reply, and those of a row.
+# The most bytes of a message of a client, those of a reply, and those of a row. A row names a tool as its client does:
+# 512 characters, each of up to twelve bytes of JSON.
 MESSAGE_BYTES: Final = 4 << 20
-ROW_BYTES: Final = 4096
+ROW_BYTES: Final = 8192
 ALIAS_BYTES: Final = 128
 ACK: Final = b"+"
 # The row whose event must be durable before the gate acts.
