@@ -7,6 +7,7 @@ a secret.
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 import secrets
@@ -23,6 +24,10 @@ TOKEN_BYTES: Final = 24
 MOST: Final = 64
 # A token that is longer is passed on as it is: none is.
 HELD_BYTES: Final = 32 << 10
+# The characters that writers of JSON escape beside those that have to be: none (most), those of markup (Go, Rails, PHP
+# with JSON_HEX), and all that mean something in HTML or a URL (.NET).
+_ESCAPED: Final = ("", "&<>", "&<>'\"", "&<>'\"+`")
+_PERCENT = re.compile("%[0-9A-F]{2}")
 _LETTERS: Final = string.ascii_letters + string.digits
 _KEYS: Final = tuple(f"{name}_token".encode() for name in ("access", "refresh", "id"))
 _NAMES: Final = b"|".join(_KEYS)
@@ -33,10 +38,16 @@ _FORM_REST = re.compile(rb"[^&\s\"<>]*")
 
 
 def forms(secret: bytes) -> list[bytes]:
-    """A secret as a host may write it into an answer: itself, for a URL, in JSON, in Base64."""
+    """A secret as a host may write it into an answer: itself, for a URL, in JSON, in HTML, in Base64."""
     text = secret.decode("latin-1")
-    encoded = json.dumps(text)[1:-1].encode()
-    found = {secret, quote(text, safe="").encode(), quote_plus(text).encode(), encoded, encoded.replace(b"/", rb"\/")}
+    markup = html.escape(text)
+    found = {secret, markup.encode("latin-1"), markup.replace("&#x27;", "&#39;").encode("latin-1")}
+    for one in (quote(text, safe=""), quote_plus(text)):
+        found |= {one.encode(), _PERCENT.sub(lambda digits: digits[0].lower(), one).encode()}
+    for odd in _ESCAPED:
+        for digits in ("04x", "04X"):
+            encoded = "".join(f"\\u{ord(ch):{digits}}" if ch in odd else json.dumps(ch)[1:-1] for ch in text).encode()
+            found |= {encoded, encoded.replace(b"/", rb"\/")}
     found |= _inner_base64(secret)
     return sorted(found, key=len, reverse=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +29,25 @@ def test_each_form_is_hidden_in_any_parts(sizes: list[int], count: int, around: 
     out = passed(scrub.Scrubber(scrub.forms(SECRET)), data, sizes)
     assert len(out) == len(data)
     assert not any(form in out for form in scrub.forms(SECRET))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        r"p\u002Ba/s\u0026t\u0027l\u003Cd\u003E-0123",  # System.Text.Json
+        r"p+a/s\u0026t'l\u003cd\u003e-0123",  # Go, Rails
+        r"p+a\/s&t'l<d>-0123",  # PHP
+        r"p+a\/s\u0026t\u0027l\u003Cd\u003E-0123",  # PHP with JSON_HEX_TAG and the others
+        "p+a/s&amp;t&#39;l&lt;d&gt;-0123",
+        "p+a/s&amp;t&#x27;l&lt;d&gt;-0123",
+        "p%2ba%2fs%26t%27l%3cd%3e-0123",
+    ],
+)
+def test_secret_that_a_host_escapes_is_hidden(written: str) -> None:
+    """A host that shows a request's header in its answer writes it as its language does."""
+    data = f'{{"Authorization": "{written}"}}'
+    out = passed(scrub.Scrubber(scrub.forms(b"p+a/s&t'l<d>-0123")), data.encode(), [9])
+    assert out.decode() == f'{{"Authorization": "{"*" * len(written)}"}}'
 
 
 @given(st.binary(max_size=5), st.binary(max_size=5))
