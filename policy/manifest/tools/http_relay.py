@@ -75,14 +75,15 @@ def ask(message):
             if len(body) > MOST:
                 raise ValueError("it sends too much")
             said = json.loads(body)
-            say(json.dumps(said))
-            answered = True
+            answered = isinstance(said, dict) and said.get("id") == number
+            if answered:
+                say(json.dumps(said))
         if message.get("method") == "initialize" and isinstance(said, dict):
             about = said.get("result")
             session["MCP-Protocol-Version"] = str(about.get("protocolVersion", ""))[:32] if about else ""
         if not answered:
             raise ValueError("it ended without an answer")
-    except (OSError, http.client.HTTPException, ValueError, RecursionError, AttributeError) as error:
+    except Exception as error:  # what the server wrote ends no other call
         print(f"covenant: {error}", file=sys.stderr, flush=True)
         if number is not None:
             text = f"the server cannot be asked: {error}"

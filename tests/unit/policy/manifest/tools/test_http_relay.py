@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import http.client
+import io
+import json
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -122,3 +125,54 @@ def test_secret_that_is_no_header_ends_the_relay(tmp_path: Path, secret: str) ->
     assert (done.returncode, done.stderr) == (1, b"covenant: secret fs-key is no value of a header\n")
     (tmp_path / "fs-key").write_text("key of two words\n")
     assert subprocess.run(command, env=environment, input=b"", timeout=60, check=False).returncode == 0
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+PLAIN = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+# Each is one answer of a hostile server.
+HOSTILE = (
+    CHUNKED + b"f" * 18 + b"\r\nx",
+    CHUNKED + b"-5\r\nx",
+    PLAIN + b"Mcp-Session-Id: a\r\n\r\n" + b"[" * 70_000,
+    PLAIN + b"Content-Length: 99999999999999999999\r\n\r\n{}",
+    PLAIN + b"Mcp-Session-Id: \xff\x00\r\n\r\n" + b"9" * 6_000,
+    b"HTTP/1.1 307 elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    b"\x00\x01\r\n",
+)
+GOOD = PLAIN + b"Content-Type: application/json\r\n\r\n" + b'{"jsonrpc": "2.0", "id": 1, "result": {}}'
+
+
+class HostileConnection:
+    """A connection whose server gives the next of ``answers``."""
+
+    answers: ClassVar[list[bytes]] = []
+
+    def __init__(self, *place: object, **more: object) -> None:
+        self._raw = io.BufferedReader(io.BytesIO(self.answers.pop(0)))
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return self._raw
+
+    def request(self, *asked: object) -> None:
+        """Send nothing."""
+
+    def getresponse(self) -> http.client.HTTPResponse:
+        reply = http.client.HTTPResponse(self)  # type: ignore[arg-type]
+        reply.begin()
+        return reply
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def test_hostile_server_ends_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer is an error of its request alone. The last one is good, and is the control."""
+    HostileConnection.answers = [*HOSTILE, GOOD]
+    asked = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "tools/list"}) + "\n"
+    out = io.StringIO()
+    monkeypatch.setattr(http.client, "HTTPSConnection", HostileConnection)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(asked * len(HostileConnection.answers)))
+    monkeypatch.setattr(sys, "stdout", out)
+    exec(compile(http_relay.program(server()), "relay.py", "exec"), {})
+    said = [sorted(json.loads(line)) for line in out.getvalue().splitlines()]
+    assert said == [["error", "id", "jsonrpc"]] * len(HOSTILE) + [["id", "jsonrpc", "result"]]
