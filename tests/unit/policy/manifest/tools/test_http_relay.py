@@ -150,7 +150,7 @@ class HostileConnection:
     def __init__(self, *place: object, **more: object) -> None:
         self._raw = io.BufferedReader(io.BytesIO(self.answers.pop(0)))
 
-    def makefile(self, mode: str) -> io.BufferedReader:
+    def makefile(self, mode: str) -> io.BufferedReader[io.BytesIO]:
         return self._raw
 
     def request(self, *asked: object) -> None:
