@@ -66,7 +66,7 @@ class Observed:
         self.hosts: dict[str, Evidence] = {}
         self.refused: dict[tuple[str, str], Evidence] = {}
         self.missed = 0
-        self.run_id = ""
+        self.run_id = self.package_digest = ""
 
     def saw(self, one: SeenAccess) -> None:
         """Count an access to a path."""
@@ -81,9 +81,9 @@ class Observed:
         """Count connections to a host, as ``NAME:PORT``."""
         self._put(self.hosts, target, connections, at_ns)
 
-    def ended(self, run_id: str, refused: Iterable[denials.Row], at_ns: int) -> None:
-        """Count the refusals of a run that has ended."""
-        self.run_id = run_id
+    def ended(self, run_id: str, package_digest: str, refused: Iterable[denials.Row], at_ns: int) -> None:
+        """Count the refusals of a run that has ended, and keep the digest of the package that was run."""
+        self.run_id, self.package_digest = run_id, package_digest
         for row in refused:
             self._put(self.refused, (row.denial.layer, row.denial.target), row.count, at_ns)
 

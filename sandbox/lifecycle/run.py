@@ -420,7 +420,8 @@ class Run:
         context.denials.ended_by(error)
         context.flush()
         if context.request.observe is not None:
-            context.request.observe.ended(context.run_id, context.denials.totals, time.time_ns())
+            package = context.request.package.digest
+            context.request.observe.ended(context.run_id, package, context.denials.totals, time.time_ns())
         if finished.totals is not None:
             context.rows.session_ended(record.contract.name, finished.totals)
         elif text_hash is not None:

@@ -28,7 +28,7 @@ def run_and_learn(
     """Call ``run`` with what collects its accesses, and write the narrowed package. Returns the run's status.
 
     Raises:
-        errors.CovenantError: the package cannot be observed, or there is something at ``target``.
+        errors.CovenantError: the package cannot be observed, changed meanwhile, or there is something at ``target``.
     """
     from policy import decide
     from policy.learn.observed import Observed
@@ -42,6 +42,11 @@ def run_and_learn(
     status = run(seen)
     if not seen.run_id:  # it was refused, and says why
         return status
+    # INVARIANT: only the package that was run is verified. Another one would be written down with its evidence.
+    if seen.package_digest != package.digest:
+        raise errors.PackageError(
+            f"`{source}` changed before it was started", hint="run it again: nothing was written", where=str(source)
+        )
     if workspace is not None:
         learnt.count_changes(manifest.workspace.path, seen)
     done, found = _narrowed(package, manifest, seen, workspace)

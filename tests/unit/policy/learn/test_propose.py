@@ -174,7 +174,7 @@ def test_programs_beyond_ceiling_are_left_out() -> None:
 def test_hosts_name_their_preset() -> None:
     observed = Observed()
     observed.reached("pypi.org:443/tls", 3, 1_000)
-    observed.ended("run", [denials.Row(denials.Denial("dns", "evil.example.com", "name_not_granted"), 2)], 1_000)
+    observed.ended("run", "", [denials.Row(denials.Denial("dns", "evil.example.com", "name_not_granted"), 2)], 1_000)
     found = propose(observed, CEILING, {})
     assert [(line.value, line.count, line.note) for line in found.hosts] == [
         ("pypi.org:443", 3, "preset pypi; not reached: files.pythonhosted.org")
