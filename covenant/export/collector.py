@@ -8,12 +8,13 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import aiohttp
 
 from covenant.export.cursor import Cursor
-from covenant.export.sinks import About, Backoff
+from covenant.export.sinks import About, Backoff, Batch
 from policy import errors
 from policy.audit_log import exported, otlp
 
@@ -25,6 +26,23 @@ _MOST_PAUSE_SECONDS: Final = 300.0
 # The request itself is wrong or too large: it is divided until the one record is found that is refused.
 _DIVIDED: Final = (400, 413, 422)
 _REJECTED: Final = {"logs": "rejectedLogRecords", "traces": "rejectedSpans", "metrics": "rejectedDataPoints"}
+
+
+class Request:
+    """Records in one request, and the function that encodes some of them."""
+
+    def __init__(self, make: Callable[[Sequence[Any]], bytes], records: Sequence[Any]) -> None:
+        self.make, self.records, self.body = make, records, make(records)
+
+
+@dataclass(frozen=True)
+class _Content:
+    """One batch: the rows, for the sums, and the requests with their log's name."""
+
+    log: exported.Log
+    rows: Sequence[exported.ExportedRow]
+    logs: Request
+    traces: Request | None
 
 
 class Collector:
@@ -56,27 +74,28 @@ class Collector:
         if self._session is not None:
             await self._session.close()
 
-    async def post(self, signal: str, make: Callable[[Sequence[Any]], bytes], records: Sequence[Any]) -> None:
+    async def post(self, signal: str, request: Request) -> None:
         """Post records until each is accepted or refused by itself. An outage is waited for."""
-        pending = [records]
+        make = request.make
+        pending = [(request.body, request.records)]
         backoff = Backoff()
         while pending:
-            part = pending.pop()
-            status, pause, said = await self._once(signal, make(part))
+            body, part = pending.pop()
+            status, pause, said = await self._once(signal, body)
             if 200 <= status < 300:
                 if (lasted := backoff.succeeded()) is not None:
                     self._about.tell(f"the collector takes {signal} again, after {lasted:.0f} s")
                 continue
             if status in _DIVIDED and len(part) > 1:
                 middle = len(part) // 2
-                pending += [part[middle:], part[:middle]]
+                pending += [(make(one), one) for one in (part[middle:], part[:middle])]
                 continue
             if status in _DIVIDED:
                 self._about.tell(f"the collector refused one of the {signal} ({status}): {said}; it is left out")
                 continue
             if backoff.since is None:
                 self._about.tell(f"the collector takes no {signal}: {said}; they wait in the log")
-            pending.append(part)
+            pending.append((body, part))
             await asyncio.sleep(backoff.failed(pause))
 
     async def offer(self, signal: str, body: bytes) -> bool:
@@ -131,20 +150,27 @@ class OtlpSink:
         """Go on with the runs that had started."""
         self._spans = otlp.Spans(cursor.open_runs)
 
-    async def deliver(self, rows: Sequence[exported.ExportedRow], log: exported.Log) -> None:
-        """Post the rows, then the spans that end with them."""
-        self._log = log
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> Batch:
+        """Encode the rows, and the spans that end with them. The cursor gets the runs that have started."""
         about, version, now_ns = self._resource(log), self._about.version, time.time_ns()
-        records = [otlp.log_record(row, now_ns) for row in rows]
-        await self._collector.post("logs", lambda part: otlp.logs(about, part, version), records)
-        if spans := [span for row in rows if (span := self._spans.take(row)) is not None]:
-            await self._collector.post("traces", lambda part: otlp.traces(about, part, version), spans)
-        for row in rows:
-            self._sums.take(row)
+        spans = [span for row in rows if (span := self._spans.take(row)) is not None]
+        content = _Content(
+            log,
+            rows,
+            Request(lambda part: otlp.logs(about, part, version), [otlp.log_record(row, now_ns) for row in rows]),
+            Request(lambda part: otlp.traces(about, part, version), spans) if spans else None,
+        )
+        begun = [(run, tuple(one)) for run, one in self._spans.state]
+        return Batch(content, Cursor(cursor.origin, cursor.position, begun))
 
-    def mark(self, cursor: Cursor) -> Cursor:
-        """Return the cursor with the runs that have started."""
-        return Cursor(cursor.origin, cursor.position, [(run, tuple(begun)) for run, begun in self._spans.state])
+    async def deliver(self, content: _Content) -> None:
+        """Post the rows, then the spans."""
+        self._log = content.log
+        await self._collector.post("logs", content.logs)
+        if content.traces is not None:
+            await self._collector.post("traces", content.traces)
+        for row in content.rows:
+            self._sums.take(row)
 
     async def post_sums(self) -> None:
         """Post the sums once. A failure costs nothing: the next request has them all."""

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from covenant.export.cursor import Cursor
-from covenant.export.sinks import About, Backoff
+from covenant.export.sinks import About, Backoff, Batch
 from policy import errors
 from policy.audit_log import exported, ocsf
 
 _OPEN: Final = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _BLOCK_BYTES: Final = 1 << 16
 _encode = msgspec.json.Encoder().encode
+
+
+def encoded(documents: Iterable[dict[str, Any]]) -> bytes:
+    """Return documents as lines."""
+    return b"".join([_encode(one) + b"\n" for one in documents])
 
 
 class Lines:
@@ -39,9 +44,8 @@ class Lines:
         """Whether it is a file; otherwise it is stdout."""
         return self._path is not None
 
-    async def write(self, documents: Sequence[dict[str, Any]]) -> None:
-        """Append documents, durably where it is a file. A full disk is waited for."""
-        raw = b"".join([_encode(one) + b"\n" for one in documents])
+    async def write(self, raw: bytes) -> None:
+        """Append whole lines, durably where it is a file. A full disk is waited for."""
         backoff = Backoff()
         while True:
             try:
@@ -114,14 +118,14 @@ class OcsfSink:
     def resume(self, cursor: Cursor) -> None:
         """Go on where the cursor is."""
 
-    async def deliver(self, rows: Sequence[exported.ExportedRow], log: exported.Log) -> None:
-        """Append the events."""
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> Batch:
+        """Encode the events."""
         about = self._about
-        await self._lines.write([ocsf.event(row, host=about.host, version=about.version) for row in rows])
+        return Batch(encoded(ocsf.event(row, host=about.host, version=about.version) for row in rows), cursor)
 
-    def mark(self, cursor: Cursor) -> Cursor:
-        """Return the cursor as it is."""
-        return cursor
+    async def deliver(self, content: bytes) -> None:
+        """Append the events."""
+        await self._lines.write(content)
 
 
 def _write(fd: int, raw: bytes) -> None:

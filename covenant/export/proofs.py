@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from covenant.export.cursor import Cursor, Cursors
-from covenant.export.ocsf_file import Lines
+from covenant.export.ocsf_file import Lines, encoded
 from covenant.export.sinks import POLL_SECONDS, Tell, rows_of, save
 from policy import errors
 from policy.audit_log import exported, merkle, note
@@ -70,22 +70,21 @@ class ProofPump:
         if tree.root(size) != checkpoint.root:
             raise errors.LedgerError(f"the rows of the {self.log} log do not lead to its checkpoint of {size} rows")
         about = {"log_name": self.log, "log_provider": origin, "tree_size": size}
-        await self.lines.write([{"kind": "checkpoint", **about, "note": signed.raw.decode()}])
+        await self.lines.write(encoded([{"kind": "checkpoint", **about, "note": signed.raw.decode()}]))
         async for chunk in self._chunks(cursor, size):
-            await self.lines.write(
-                [
-                    {
-                        "kind": "inclusion",
-                        "uid": row.event_id,
-                        **about,
-                        "index": row.place.leaf,
-                        "leaf_hash_hex": row.place.leaf_hash_hex,
-                        "path_hex": [value.hex() for value in tree.inclusion(row.place.leaf, size)],
-                    }
-                    for row in rows_of(chunk, exported.Log(self.log, origin, size))
-                    if row.place.leaf is not None and row.place.leaf >= tree.cut
-                ]
+            found = (
+                {
+                    "kind": "inclusion",
+                    "uid": row.event_id,
+                    **about,
+                    "index": row.place.leaf,
+                    "leaf_hash_hex": row.place.leaf_hash_hex,
+                    "path_hex": [value.hex() for value in tree.inclusion(row.place.leaf, size)],
+                }
+                for row in rows_of(chunk, exported.Log(self.log, origin, size))
+                if row.place.leaf is not None and row.place.leaf >= tree.cut
             )
+            await self.lines.write(encoded(found))
         return Cursor(origin, position, [], frontier.hashes)
 
     async def _chunks(self, cursor: Cursor, size: int) -> AsyncIterator[log_follow.Chunk]:

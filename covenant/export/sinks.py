@@ -6,8 +6,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from covenant.export.cursor import Cursor, Cursors
 from policy.audit_log import exported
@@ -34,24 +34,35 @@ class About:
     tell: Tell
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Rows as a destination takes them, and the cursor that is saved once it has them."""
+
+    content: Any
+    cursor: Cursor
+
+
 class Sink(Protocol):
-    """One destination of one log."""
+    """One destination of one log. ``make`` and ``deliver`` are each called in the order of the rows."""
 
     name: str
 
     def resume(self, cursor: Cursor) -> None:
         """Go on where the cursor is."""
 
-    async def deliver(self, rows: Sequence[exported.ExportedRow], log: exported.Log) -> None:
-        """Hand over rows. It returns once the destination has acknowledged them, however long that takes."""
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> Batch:
+        """Encode rows, in a thread. The batch's cursor is the given one with what this sink has to remember."""
 
-    def mark(self, cursor: Cursor) -> Cursor:
-        """Return the cursor with what this sink has to remember."""
+    async def deliver(self, content: Any) -> None:
+        """Hand over a batch. It returns once the destination has acknowledged it, however long that takes."""
 
 
 @dataclass
 class Pump:
-    """Carry the rows of one log to one sink: read, deliver, then move the cursor."""
+    """Carry the rows of one log to one sink: read, deliver, then move the cursor.
+
+    One batch is made while the destination has the one before, and at most one waits between the two.
+    """
 
     log: str
     sink: Sink
@@ -59,31 +70,42 @@ class Pump:
     cursors: Cursors
     tell: Tell
     once: bool = False
-    _quiet: int = field(default=0, init=False)
 
     async def run(self) -> None:
         """Carry rows until cancelled; with ``once`` until all that are there are delivered."""
         cursor = self.cursors.load(self.log, self.sink.name)
         self.sink.resume(cursor)
-        limit = log_follow.CHUNK_BYTES
+        ahead = asyncio.Queue[Batch | None](1)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._make(cursor, ahead))
+            while (batch := await ahead.get()) is not None:
+                await self.sink.deliver(batch.content)
+                # INVARIANT: only after the acknowledgement. A kill before it repeats rows, and loses none.
+                await save(self.cursors, self.log, self.sink.name, batch.cursor, self.tell)
+
+    async def _make(self, cursor: Cursor, ahead: asyncio.Queue[Batch | None]) -> None:
+        """Put batches in the order of the rows, and None behind the last."""
+        limit, quiet = log_follow.CHUNK_BYTES, 0
         while True:
             chunk = await asyncio.to_thread(self.readers.read, self.log, cursor.position, limit)
             if chunk is not None:
                 self.cursors.check(self.log, self.sink.name, cursor, chunk.origin)
             if chunk is None or not (chunk.lines or chunk.lost):
-                self._quiet = self._quiet + 1 if chunk is None else 0
-                if self.once and (self._quiet > _QUIET_LOOKS if chunk is None else chunk.whole):
+                quiet = quiet + 1 if chunk is None else 0
+                if self.once and (quiet > _QUIET_LOOKS if chunk is None else chunk.whole):
+                    await ahead.put(None)
                     return
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            self._quiet = 0
-            log = exported.Log(self.log, chunk.origin, chunk.tree_size)
-            await self.sink.deliver(rows_of(chunk, log), log)
-            cursor = self.sink.mark(Cursor(chunk.origin, chunk.end))
-            # INVARIANT: only after the acknowledgement. A kill before it repeats rows, and loses none.
-            await save(self.cursors, self.log, self.sink.name, cursor, self.tell)
+            quiet = 0
+            cursor = Cursor(chunk.origin, chunk.end)
+            await ahead.put(await asyncio.to_thread(self._made, chunk, cursor))
             # Behind, one acknowledgement and one sync of the cursor carry more rows.
             limit = log_follow.CHUNK_BYTES if chunk.whole else min(2 * limit, MOST_BYTES)
+
+    def _made(self, chunk: log_follow.Chunk, cursor: Cursor) -> Batch:
+        log = exported.Log(self.log, chunk.origin, chunk.tree_size)
+        return self.sink.make(rows_of(chunk, log), log, cursor)
 
 
 async def save(cursors: Cursors, log: str, sink: str, cursor: Cursor, tell: Tell) -> None:

@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 from covenant.export import cursor, ocsf_file, sinks, worker
 from covenant.stores.audit.durable import DurableAudit
 from policy import errors
-from policy.audit_log import merkle, note
-from sandbox.audit import log_cut
+from policy.audit_log import exported, merkle, note
+from sandbox.audit import log_cut, log_follow
 from sandbox.audit.follow_process import LocalReaders
 from sandbox.audit.log_follow import Follower
 from tests.export_kit import Export, expected, export, filled, soon
@@ -212,3 +212,51 @@ def test_proofs_lead_to_each_checkpoint(home: Path) -> None:
     leaves = {one["index"]: one["leaf_hash_hex"] for one in places if "index" in one}
     assert list(leaves) == list(range(len(leaves)))
     assert proved.items() <= leaves.items()
+
+
+class _Slow:
+    """A destination whose answer to a batch comes once the next one is made."""
+
+    name = "slow"
+
+    def __init__(self, kept: cursor.Cursors, last: int) -> None:
+        self.delivered, self.saved = list[str](), list[int]()
+        self._kept, self._last = kept, last
+        self._made, self._came, self._loop = list[str](), asyncio.Event(), asyncio.get_running_loop()
+
+    def resume(self, cursor: cursor.Cursor) -> None:
+        """Go on where the cursor is."""
+
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: cursor.Cursor) -> sinks.Batch:
+        (row,) = rows
+        self._made.append(row.fields["reason"])
+        self._loop.call_soon_threadsafe(self._came.set)
+        return sinks.Batch(row.fields["reason"], cursor)
+
+    async def deliver(self, content: str) -> None:
+        saved = self._kept.load("supervisor", self.name).position
+        self.saved.append(saved.index if saved else 0)
+        while self._made[-1] == content and len(self._made) < self._last:
+            self._came.clear()
+            await self._came.wait()
+        self.delivered.append(content)
+
+
+def test_next_batch_is_made_while_one_is_answered(state: Path, export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_follow, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(sinks, "MOST_BYTES", 1)
+    filled(state, range(5))
+    folder = cursor.directory(export.place, os.geteuid())
+
+    async def play() -> _Slow:
+        with cursor.opened(export.place, folder) as kept:
+            slow = _Slow(kept, 5)
+            pump = sinks.Pump("supervisor", slow, export.readers, kept, export.told.append, once=True)
+            await asyncio.wait_for(pump.run(), 30)
+            return slow
+
+    slow = asyncio.run(play())
+    os.close(folder)
+    assert slow.delivered == expected(range(5))
+    # The cursor stays in front of what is not acknowledged, however far ahead the batches are made.
+    assert slow.saved == [0, 1, 2, 3, 4]
