@@ -179,7 +179,8 @@ class Config(pydantic.BaseModel):
     their own namespace, for a runsc that supports no other. The rules outside the sandbox are the same.
 
     ``metrics`` is the address of the Prometheus endpoint: `unix:` and a path, or a loopback address and a port. Empty
-    means none. With ``journal`` the supervisor writes each run's steps to stderr, as one line of JSON each.
+    means none. With ``journal`` the supervisor writes each run's steps to stderr, as one line of JSON each. It signs a
+    checkpoint of its log every ``checkpoint_seconds``, where rows came; 0 means never.
 
     ``agents`` are directories that are searched for the packages of children before their parent's directory; only root
     may write there. One user keeps at most ``kept_workspaces`` workspaces with ``kept_workspaces_mb`` MiB in them.
@@ -234,6 +235,7 @@ class Config(pydantic.BaseModel):
     socket: Path | None = None
     metrics: str = ""
     journal: bool = True
+    checkpoint_seconds: int = pydantic.Field(default=60, ge=0, le=86_400)
     vault: VaultSettings = VaultSettings()
     tls: TlsSettings = TlsSettings()
     proxy: ProxySettings = ProxySettings()

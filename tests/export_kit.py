@@ -88,10 +88,13 @@ class Export:
         self.told.append(text)
         self.heard.set()
 
-    async def once(self, *, otlp: str = "", ocsf: str = "", headers: dict[str, str] | None = None) -> None:
+    async def once(
+        self, *, otlp: str = "", ocsf: str = "", proofs: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         folder = cursor.directory(self.place, os.geteuid())
         lines = ocsf_file.Lines(self.place / ocsf, folder, self.about) if ocsf else None
-        targets = worker.Targets(ocsf=lines, otlp=otlp, headers=headers or {})
+        proved = ocsf_file.Lines(self.place / proofs, folder, self.about) if proofs else None
+        targets = worker.Targets(ocsf=lines, proofs=proved, otlp=otlp, headers=headers or {})
         try:
             with cursor.opened(self.place, folder) as kept:
                 await worker.export(targets, ["supervisor"], self.readers, kept, self.about, True)

@@ -28,7 +28,7 @@ _DIVIDED: Final = (400, 413, 422)
 _REJECTED: Final = {"logs": "rejectedLogRecords", "traces": "rejectedSpans", "metrics": "rejectedDataPoints"}
 
 
-class Request:
+class Posting:
     """Records in one request, and the function that encodes some of them."""
 
     def __init__(self, make: Callable[[Sequence[Any]], bytes], records: Sequence[Any]) -> None:
@@ -41,8 +41,8 @@ class _Content:
 
     log: exported.Log
     rows: Sequence[exported.ExportedRow]
-    logs: Request
-    traces: Request | None
+    logs: Posting
+    traces: Posting | None
 
 
 class Collector:
@@ -74,7 +74,7 @@ class Collector:
         if self._session is not None:
             await self._session.close()
 
-    async def post(self, signal: str, request: Request) -> None:
+    async def post(self, signal: str, request: Posting) -> None:
         """Post records until each is accepted or refused by itself. An outage is waited for."""
         make = request.make
         pending = [(request.body, request.records)]
@@ -157,8 +157,8 @@ class OtlpSink:
         content = _Content(
             log,
             rows,
-            Request(lambda part: otlp.logs(about, part, version), [otlp.log_record(row, now_ns) for row in rows]),
-            Request(lambda part: otlp.traces(about, part, version), spans) if spans else None,
+            Posting(lambda part: otlp.logs(about, part, version), [otlp.log_record(row, now_ns) for row in rows]),
+            Posting(lambda part: otlp.traces(about, part, version), spans) if spans else None,
         )
         begun = [(run, tuple(one)) for run, one in self._spans.state]
         return Batch(content, Cursor(cursor.origin, cursor.position, begun))

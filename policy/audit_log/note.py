@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -208,6 +209,18 @@ def parse_signature(line: str) -> NoteSignature:
     if dash != _DASH or not is_name(name) or blob is None or len(blob) <= _KEY_ID_BYTES:
         raise errors.NoteError(f"`{line[:100]}` is no signature of a note")
     return NoteSignature(name, blob)
+
+
+def stored_line(kept: Note) -> bytes:
+    """Return a checkpoint as a line of ``checkpoints.jsonl``."""
+    checkpoint = Checkpoint.parse(kept.text)
+    document = {
+        "origin": checkpoint.origin,
+        "tree_size": checkpoint.size,
+        "root_hash_hex": checkpoint.root.hex(),
+        "note": kept.raw.decode(),
+    }
+    return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
 
 def is_name(name: str) -> bool:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -99,6 +99,9 @@ def cut(
         errors.UsageError: the archive exists.
         OSError: a disk refused a write. The log is unchanged.
     """
+    # Imported only here: every run opens the log, and none cuts it.
+    from sandbox.audit import checkpoints
+
     with contextlib.ExitStack() as stack:
         log = state / "audit"
         folder = log_files.open_directory(log, stack)
@@ -118,11 +121,18 @@ def cut(
             return Done(0, len(lines), None)
         rows = [_row(line) for line in lines]
         before()
-        _archive(archive, rows[:taken], key)
-        record = _rebase(rows, taken, begun if had_rebase else None, head, key)
-        event_id = str(uuid.uuid4())
-        line = events.assembled(event_id, now_ms, events.issuer_text(issuer), events.kind_text(truncation.KIND, record))
-        _replace(folder, head_folder, [chain.ChainRow(line, event_id, now_ms), *rows[taken:]], key)
+        signed = checkpoints.make(state)
+        assert signed is not None
+        tree = merkle.Frontier() if begun is None else begun.copy()
+        for row in rows[had_rebase:taken]:
+            tree.append(merkle.leaf_hash(row.line))
+        _archive(archive, rows[:taken], key, checkpoints.up_to(state, head_folder, tree))
+        record = _rebase(rows, taken, tree, head, key)
+        first = _written(truncation.KIND, record, issuer, now_ms)
+        # The cut may have taken the row of the newest checkpoint: without a row a checkpoint that is taken away is not
+        # missed.
+        told = _written(checkpoints.KIND, checkpoints.fields(signed), issuer, now_ms)
+        _replace(folder, head_folder, [first, *rows[taken:], told], key)
         return Done(taken - had_rebase, len(rows) - taken, rows[taken - 1].timestamp_ms)
 
 
@@ -157,17 +167,17 @@ def _row(line: bytes) -> chain.ChainRow:
     return chain.ChainRow(line, event["id"], event["timestamp_ms"])
 
 
+def _written(kind: str, fields: Mapping[str, Any], issuer: Mapping[str, str], now_ms: int) -> chain.ChainRow:
+    event_id = str(uuid.uuid4())
+    line = events.assembled(event_id, now_ms, events.issuer_text(issuer), events.kind_text(kind, fields))
+    return chain.ChainRow(line, event_id, now_ms)
+
+
 def _rebase(
-    rows: Sequence[chain.ChainRow],
-    taken: int,
-    begun: merkle.Frontier | None,
-    head: chain.Head,
-    key: Ed25519PrivateKey,
+    rows: Sequence[chain.ChainRow], taken: int, tree: merkle.Frontier, head: chain.Head, key: Ed25519PrivateKey
 ) -> dict[str, object]:
-    tree = merkle.Frontier() if begun is None else begun.copy()
-    skipped = 0 if begun is None else 1
-    for row in rows[skipped:taken]:
-        tree.append(merkle.leaf_hash(row.line))
+    """Return the fields of the record; ``tree`` covers all that was ever cut, this included."""
+    skipped = 1 if truncation.NEEDLE in rows[0].line else 0
     whole = tree.copy()
     for row in rows[taken:]:
         whole.append(merkle.leaf_hash(row.line))
@@ -191,7 +201,7 @@ def _heads(head: chain.Head, before: chain.Head, key: Ed25519PrivateKey) -> byte
     return b"".join(slots if chain.slot_offset(head) == 0 else reversed(slots))
 
 
-def _archive(place: Path, rows: Sequence[chain.ChainRow], key: Ed25519PrivateKey) -> None:
+def _archive(place: Path, rows: Sequence[chain.ChainRow], key: Ed25519PrivateKey, further: Mapping[str, bytes]) -> None:
     """Write the rows as a log of its own, durably. COVENANT_STATE names it for ``covenant audit``."""
     try:
         place.mkdir(mode=0o700)
@@ -203,6 +213,7 @@ def _archive(place: Path, rows: Sequence[chain.ChainRow], key: Ed25519PrivateKey
         f"audit/{CHAIN}": entries,
         f"audit-head/{_HEAD}": _heads(head, before, key),
         f"audit-head/{_PUBLIC}": chain.public_key_file(key.public_key()),
+        **further,
     }
     for name in ("audit", "audit-head"):
         (place / name).mkdir(mode=0o700)

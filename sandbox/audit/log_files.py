@@ -107,7 +107,15 @@ def show_key(name: str, folder: int, public: Ed25519PublicKey, *, log: Path) -> 
         errors.LedgerError: Raised when another public key is there.
     """
     # INVARIANT: write it after the first head. A public key without a head then shows that the head was removed.
-    shown = chain.public_key_file(public)
+    show_key_text(name, folder, chain.public_key_file(public), log=log)
+
+
+def show_key_text(name: str, folder: int, shown: bytes, *, log: Path) -> None:
+    """Write a public key as it is written, if it is not there.
+
+    Raises:
+        errors.LedgerError: Raised when another public key is there.
+    """
     known = read_private(name, folder)
     if known is None:
         atomic_file.replace(folder, name, shown)

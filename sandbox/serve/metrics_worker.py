@@ -1,4 +1,5 @@
-"""The metrics worker: follow the log, write each step of a run to stderr as JSON, and keep the numbers.
+"""The metrics worker: follow the log, write each step of a run to stderr as JSON, keep the numbers, and sign
+checkpoints of the log by a timer.
 
 ``metrics`` in config.toml names where they are served: `unix:/run/covenant/metrics.sock`, for root alone, or an address
 of the loopback, for everybody on this machine. A process without rights (metrics_http) answers the clients
@@ -20,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from policy import errors
+from sandbox.audit import checkpoint_row
 from sandbox.config import Config, check_owner
 from sandbox.control import metrics
 from sandbox.network.gate import process, uids
-from sandbox.serve import metrics_http
+from sandbox.serve import metrics_http, systemd
 
 _LOOK_SECONDS, _KEPT_SECONDS = 1.0, 1.0
 # What a line says of a row beside whose it is; numbers and words of closed tables, and what an operator wrote.
@@ -84,6 +86,7 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
             poll.register(gate.pidfd, select.POLLIN)
             ours.setblocking(False)
         text, kept_until = b"", 0.0
+        signing = Signing(state, config.checkpoint_seconds, time.monotonic())
         while True:
             ready = dict(poll.poll(_LOOK_SECONDS * 1000))
             if alive in ready:
@@ -91,6 +94,7 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
             for event in counted.read():
                 if config.journal:
                     _say(event)
+            signing.tick(time.monotonic())
             if gate is not None and gate.pidfd in ready:
                 raise errors.KernelError("the process that serves the metrics ended")
             if ours is not None and ours.fileno() in ready:
@@ -104,6 +108,28 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
                 # The worker never waits for a client: one that does not read gets nothing and delays no line.
                 with contextlib.suppress(BlockingIOError):
                     ours.send(text)
+
+
+class Signing:
+    """Sign a checkpoint of the log, where rows came, once in so many seconds. What prevents it is reported once."""
+
+    def __init__(self, state: Path, seconds: float, now: float) -> None:
+        self._state, self._seconds = state, seconds
+        self._due = now + seconds
+        self._told = ""
+
+    def tick(self, now: float) -> None:
+        """Sign one where it is due; never with an interval of 0."""
+        if now < self._due or not self._seconds:
+            return
+        self._due = now + self._seconds
+        try:
+            checkpoint_row.make(self._state)
+            self._told = ""
+        except (errors.CovenantError, OSError) as e:
+            if str(e) != self._told:
+                self._told = str(e)
+                systemd.tell(f"no checkpoint of the log could be signed: {e}")
 
 
 def line(event: Mapping[str, Any]) -> bytes:

@@ -367,10 +367,10 @@ class Server:
             self.recover()
 
     def _watch(self) -> None:
-        """Have a shim follow the log and serve the numbers (sandbox.serve.metrics_worker)."""
+        """Have a shim follow the log, sign checkpoints and serve the numbers (sandbox.serve.metrics_worker)."""
         config = self.supervisor.config
         listener = -1 if self.numbers is None else self.numbers.fileno()
-        if not config.journal and listener < 0:
+        if not (config.journal or config.checkpoint_seconds) and listener < 0:
             return
         work = functools.partial(metrics_worker.keep, self.supervisor.path, config, listener, self._alive)
         self._watched_since, self._unwatched = time.monotonic(), False

@@ -101,7 +101,7 @@ def _served(base: Path, warm: Path | None) -> Scene:
 def _standby(base: Path, warm: Path | None) -> Scene:
     """By a supervisor with an instance that waits, which is asked twice."""
     world = World(base, warm=warm)
-    world.configure(journal=False)
+    world.configure(journal=False, checkpoint_seconds=0)
     package = world.package({"main.py": HEAD + "answer = intent['text']\n" + TAIL})
     manifest = package / "agent.toml"
     manifest.write_text(manifest.read_text().replace("[sandbox]\n", "[sandbox]\nstandby = 1\n"))

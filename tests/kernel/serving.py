@@ -37,7 +37,9 @@ class Served:
             place.chmod(0o755)
         self.path = world.base / "s.sock"
         # A follower of the log is one more process; test_live_view.py tests it.
-        world.configure(**{"callers": [CALLER], "socket": str(self.path), "journal": False, **settings})
+        world.configure(
+            **{"callers": [CALLER], "socket": str(self.path), "journal": False, "checkpoint_seconds": 0, **settings}
+        )
         self._before = before
         self.log_path = world.base / "log"
         self.process: subprocess.Popen[bytes] | None = None

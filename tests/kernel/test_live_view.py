@@ -47,7 +47,7 @@ def served(tmp_path_factory: pytest.TempPathFactory, warm: Path) -> Iterator[Ser
     """A supervisor that serves its numbers, and under which one agent works."""
     world = World(tmp_path_factory.mktemp("live"), warm=warm)
     package = world.sign(world.package({"main.py": HEAD + BUSY + TAIL}, id="busy-one", cpu_ms=300_000))
-    with Served(world, journal=True, metrics=f"unix:{world.base}/numbers.sock") as made:
+    with Served(world, journal=True, checkpoint_seconds=1, metrics=f"unix:{world.base}/numbers.sock") as made:
         run = subprocess.Popen(
             [sys.executable, "-m", "covenant", "run", str(package), "a secret intent"],
             env=environment(made),
@@ -205,3 +205,17 @@ def _below(pid: int, ancestor: int) -> bool:
             return True
         pid = int(_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1])
     return False
+
+
+def test_supervisor_signs_checkpoints_by_itself(served: Served) -> None:
+    state = served.world.state
+    rows = (state / "audit" / "events.jsonl").read_bytes().splitlines()
+    denied = max(n for n, line in enumerate(rows) if b'"kind":{"type":"denied",' in line)
+    file = state / "audit" / "checkpoints.jsonl"
+
+    def covered() -> bool:
+        lines = file.read_bytes().splitlines() if file.exists() else []
+        return any(json.loads(line)["tree_size"] > denied for line in lines)
+
+    until(covered)
+    assert json.loads(covenant(served, "audit", "verify", "--json", COVENANT_STATE=str(state)))["valid"]

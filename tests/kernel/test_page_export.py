@@ -21,7 +21,7 @@ def test_page_can_be_followed(tmp_path: Path) -> None:
     (table,) = [block for name, block in _FENCE.findall(page) if name == "toml"]
     assert config.parse(table.encode(), file="page", state=tmp_path).export.otlp
     lines = [line for name, block in _FENCE.findall(page) if name == "sh" for line in block.splitlines()]
-    assert len(lines) == 4
+    assert len(lines) == 5
     typist = Typist(tmp_path)
     shutil.copytree(ROOT / "agents/hello", tmp_path / "agents/hello")
 
@@ -46,3 +46,6 @@ def test_page_can_be_followed(tmp_path: Path) -> None:
     assert int(span["endTimeUnixNano"]) == ended["time"] * 1_000_000
     metrics = made.bodies["metrics"][0]["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
     assert {"covenant.audit.rows", "covenant.runs.ended"} <= {one["name"] for one in metrics}
+    proofs = [json.loads(line) for line in (typist.home / "export/proofs.jsonl").read_bytes().splitlines()]
+    assert [one["kind"] for one in proofs[:2]] == ["checkpoint", "inclusion"]
+    assert {one["uid"] for one in proofs[1:]} >= {one["metadata"]["uid"] for one in (started, ended)}

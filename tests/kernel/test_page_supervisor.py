@@ -87,7 +87,7 @@ def test_services_can_be_started_by_hand(warm: Path) -> None:
         base = stack.enter_context(serving.open_place())
         world = World(base, warm=warm)
         served = Served(world)
-        world.configure(journal=False)
+        world.configure(journal=False, checkpoint_seconds=0)
         package = world.sign(world.copy("hello"))
         home = _daemon_home(base, package)
         places = {"/srv/covenant": str(world.state), "/run/covenant": str(base / "run"), "[1000]": f"[{CALLER}]"}
@@ -122,7 +122,7 @@ def test_services_can_be_started_by_hand(warm: Path) -> None:
 def test_callers_that_cannot_reach_socket_are_named(warm: Path) -> None:
     with serving.open_place() as base:
         world = World(base, warm=warm)
-        world.configure(journal=False, callers=[CALLER])
+        world.configure(journal=False, checkpoint_seconds=0, callers=[CALLER])
         with _program("covenant-supervisor", ["--state", str(world.state)], world, 0):
             _until((world.state / "supervisor.sock").exists)
         said = (base / "covenant-supervisor.log").read_text()

@@ -319,7 +319,7 @@ def test_idle_worker_killed_takes_no_request_along(served: Served, hello: Path) 
 
 
 def test_keeper_that_waits_knows_configuration_that_holds(served: Served, hello: Path) -> None:
-    settings = {"callers": [CALLER], "socket": str(served.path), "journal": False}
+    settings = {"callers": [CALLER], "socket": str(served.path), "journal": False, "checkpoint_seconds": 0}
     says = "the self-test of the policy: off"
     for self_test in (True, False):  # the last is what the others here are served with
         served.quiet()
@@ -392,7 +392,7 @@ START = serving.START_SECONDS
 
 
 def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
-    served.world.configure(callers=[CALLER, STRANGER], socket=str(served.path), journal=False)
+    served.world.configure(callers=[CALLER, STRANGER], socket=str(served.path), journal=False, checkpoint_seconds=0)
     os.kill(served.pid, signal.SIGHUP)
     served.run(hello)  # a turn later it has been read
     done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
@@ -400,7 +400,7 @@ def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
     (served.world.state / "config.toml").write_text("callers = 1\n")
     os.kill(served.pid, signal.SIGHUP)
     eventually(lambda: "stays as it was" in served.log())
-    served.world.configure(callers=[CALLER], socket=str(served.path), journal=False)
+    served.world.configure(callers=[CALLER], socket=str(served.path), journal=False, checkpoint_seconds=0)
     os.kill(served.pid, signal.SIGHUP)
     served.run(hello)
     done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)

@@ -32,7 +32,9 @@ _OWN_SOCKETS = 2
 
 @contextlib.contextmanager
 def serving(place: Path, listener: socket.socket, *, goes_on: bool = False, **settings: Any) -> Iterator[int]:
-    supervisor = cast("Any", SimpleNamespace(path=place, config=Config(journal=False, **settings)))
+    supervisor = cast(
+        "Any", SimpleNamespace(path=place, config=Config(journal=False, checkpoint_seconds=0, **settings))
+    )
     with pytest.MonkeyPatch.context() as patch:
         # There is no state here that a keeper could look at.
         patch.setattr(preload, "repeat", lambda supervisor: None)

@@ -36,7 +36,7 @@ def booted(warm: Path) -> Iterator[BootedServices]:
     """Nothing runs yet; there is no home of the daemon's."""
     with serving.open_place() as base:
         world = World(base, warm=warm)
-        world.configure(callers=[UID], journal=False)
+        world.configure(callers=[UID], journal=False, checkpoint_seconds=0)
         world.sign(world.copy("hello"))
         world.sign(world.package({"main.py": SLOW}, name="slow", id="slow"))
         with BootedServices(world, base) as services:

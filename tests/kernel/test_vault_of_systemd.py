@@ -42,7 +42,7 @@ class Sharing(BootedServices):
 def booted(warm: Path) -> Iterator[BootedServices]:
     with serving.open_place() as base:
         world = World(base, warm=warm)
-        world.configure(journal=False)
+        world.configure(journal=False, checkpoint_seconds=0)
         with (world.state / "config.toml").open("a") as stream:
             stream.write('[vault]\nkey = "credential:covenant-vault"\n')
         world.sign(world.package({"main.py": HEAD + READS + TAIL}, more=FILES))

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import functools
 import json
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,17 +105,19 @@ def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
     )
 )
 @click.option("--old", type=click.IntRange(0), help="Print what a witness that knows this size is sent (tlog-witness).")
-def checkpoint(old: int | None) -> None:
-    """Print the newest checkpoint of the daemon's log as a signed note; made anew where a daemon runs."""
+@click.option("--log", "name", type=click.Choice(("daemon", "supervisor")), default="daemon", show_default=True)
+def checkpoint(old: int | None, name: str) -> None:
+    """Print the newest checkpoint of a log as a signed note; made anew where a daemon runs, and of the supervisor's log
+    by its owner."""
     from policy.audit_log import note
 
-    signed = _newest()
+    signed = _newest() if name == "daemon" else _newest_of_supervisor()
     if old is None:
         shown(signed.raw.decode())
         return
     size = note.Checkpoint.parse(signed.text).size
     try:
-        proof = _tree().consistency(old, size)
+        proof = _tree(name).consistency(old, size)
     except ValueError as e:
         raise errors.UsageError(f"there is no proof from {old} rows: {e}") from e
     lines = [f"old {old}", *(base64.b64encode(value).decode() for value in proof), "", signed.raw.decode()]
@@ -207,13 +210,30 @@ def _stored() -> list[note.Note]:
     return sorted(found, key=lambda one: note.Checkpoint.parse(one.text).size)
 
 
-def _tree() -> merkle.Tree:
-    """The tree over the daemon's rows, from the files."""
+def _newest_of_supervisor() -> note.Note:
+    from sandbox.audit import checkpoint_row
+
+    state = common.state()
+    if not (state / "audit").is_dir():
+        raise errors.LedgerError(f"there is no log of a supervisor below `{state}`", hint="set COVENANT_STATE")
+    if os.stat(state / "audit").st_uid != os.geteuid():
+        raise errors.LedgerError("the supervisor's log is another user's", hint="repeat with sudo", where=str(state))
+    try:
+        signed = checkpoint_row.make(state)
+    except OSError as e:
+        raise errors.LedgerError(f"no checkpoint was made: {e.strerror}", where=str(state)) from e
+    if signed is None:
+        raise errors.UsageError("the log has no row yet", hint="run an agent first", where=str(state / "audit"))
+    return signed
+
+
+def _tree(name: str) -> merkle.Tree:
+    """The tree over the rows of a log, from the files."""
     from covenant.cli.audit import read_logs
 
-    log = next((log for log in read_logs.read_logs() if log.name == "daemon"), None)
+    log = next((log for log in read_logs.read_logs() if log.name == name), None)
     if log is None:
-        raise errors.LedgerError("the daemon has no log here", hint="set COVENANT_HOME")
+        raise errors.LedgerError(f"the {name} has no log here", hint="set COVENANT_HOME")
     return _tree_of(log.events.split(b"\n")[:-1])
 
 

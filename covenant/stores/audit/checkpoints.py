@@ -103,15 +103,3 @@ class Notary:
             found.verified([self.verifier])
             self._unverified.discard(size)
         return found
-
-
-def line(kept: note.Note) -> bytes:
-    """A checkpoint as a line of ``checkpoints.jsonl``."""
-    checkpoint = note.Checkpoint.parse(kept.text)
-    document = {
-        "origin": checkpoint.origin,
-        "tree_size": checkpoint.size,
-        "root_hash_hex": checkpoint.root.hex(),
-        "note": kept.raw.decode(),
-    }
-    return json.dumps(document, ensure_ascii=True, separators=(",", ":")).encode("ascii")

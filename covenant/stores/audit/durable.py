@@ -221,7 +221,7 @@ class DurableAudit:
         """As the interface says."""
         async with self._proving:
             merged, found = self._notes.merged(cosigned, witnesses)
-            await self._kept.append(checkpoints.line(merged))
+            await self._kept.append(note.stored_line(merged))
             self._notes.keep(merged)
         checkpoint = note.Checkpoint.parse(merged.text)
         await self.append_all([event_text.cosigned_entry(checkpoint, one) for one in found])
@@ -279,7 +279,7 @@ class DurableAudit:
         made: list[note.Note] = []
         async with self._proving:
             found = await self._reading(lambda: prove(made.append))
-            await self._kept.append_all([checkpoints.line(one) for one in made])
+            await self._kept.append_all([note.stored_line(one) for one in made])
             for one in made:
                 self._notes.keep(one)
         for one in made:

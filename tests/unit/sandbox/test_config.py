@@ -53,7 +53,16 @@ def test_every_key_can_be_written() -> None:
     written |= {"uplink", "resolvers", "attest_seconds", "on_drift", "self_test", "tell_calls", "tell_files"}
     written |= {"callers", "caller_requests", "request_seconds", "on_supervisor_exit", "on_newer_serial", "socket"}
     written |= {"kept_workspaces", "kept_workspaces_mb"}
-    written |= {"agents", "overcommit", "metrics", "journal", "vault", "runsc_network", "connection_idle_seconds"}
+    written |= {
+        "agents",
+        "overcommit",
+        "metrics",
+        "journal",
+        "checkpoint_seconds",
+        "vault",
+        "runsc_network",
+        "connection_idle_seconds",
+    }
     written |= {"publish_ports", "host_ports", "tls", "proxy", "ask_operators", "export"}
     assert found.tls.ca == (Path("/x/company.pem"),)
     assert found.export.model_fields_set == set(type(found.export).model_fields)

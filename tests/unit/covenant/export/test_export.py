@@ -17,7 +17,7 @@ from covenant.export import cursor, ocsf_file, sinks, worker
 from covenant.stores.audit.durable import DurableAudit
 from policy import errors
 from policy.audit_log import exported, merkle, note
-from sandbox.audit import log_cut, log_follow
+from sandbox.audit import checkpoint_row, log_cut, log_follow
 from sandbox.audit.follow_process import LocalReaders
 from sandbox.audit.log_follow import Follower
 from tests.export_kit import Export, expected, export, filled, soon
@@ -99,7 +99,8 @@ def test_rows_that_were_cut_unseen_are_told(state: Path, export: Export, tmp_pat
     gap, cut, *rest = _events(export)[2:]
     assert (gap["severity_id"], gap["unmapped"]["first_index"], gap["unmapped"]["rows"]) == (4, 2, 3)
     assert cut["metadata"]["event_code"] == "audit_rebased"
-    assert [one["metadata"]["sequence"] for one in rest] == [5, 6, 7, 8]
+    assert [one["metadata"]["sequence"] for one in rest] == [5, 6, 7, 8, 9]
+    assert rest[-1]["metadata"]["event_code"] == "audit_checkpoint"
 
 
 def test_full_disk_is_waited_for(state: Path, export: Export, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,6 +213,36 @@ def test_proofs_lead_to_each_checkpoint(home: Path) -> None:
     leaves = {one["index"]: one["leaf_hash_hex"] for one in places if "index" in one}
     assert list(leaves) == list(range(len(leaves)))
     assert proved.items() <= leaves.items()
+
+
+def test_rows_of_the_supervisor_have_proofs(state: Path, export: Export, tmp_path: Path) -> None:
+    """Every row has one once a checkpoint covers it, also those that a cut takes after they were exported."""
+    for times in (range(4), range(4, 9)):
+        filled(state, times)
+        checkpoint_row.make(state)
+        asyncio.run(export.once(ocsf="out", proofs="proofs"))
+    log_cut.cut(state, 7, tmp_path / "a", issuer=ISSUER, now_ms=9)
+    filled(state, range(9, 11))
+    asyncio.run(export.once(ocsf="out", proofs="proofs"))
+    checkpoint_row.make(state)
+    asyncio.run(export.once(ocsf="out", proofs="proofs"))
+    key = note.Verifier.parse((state / "audit-head" / "checkpoint.vkey").read_text())
+    root, proved = b"", list[tuple[int, str, str]]()
+    for one in map(json.loads, (export.place / "proofs").read_bytes().splitlines()):
+        if one["kind"] == "checkpoint":
+            signed = note.Note.parse(one["note"].encode())
+            assert signed.verified([key])
+            root = note.Checkpoint.parse(signed.text).root
+            continue
+        path = tuple(map(bytes.fromhex, one["path_hex"]))
+        leaf = bytes.fromhex(one["leaf_hash_hex"])
+        assert merkle.includes(merkle.Inclusion(one["index"], one["tree_size"], leaf, path), root)
+        proved.append((one["index"], one["uid"], one["leaf_hash_hex"]))
+    places = [(one["unmapped"]["audit_log"], one["metadata"]["uid"]) for one in _events(export)]
+    rows = [(place["index"], uid, place["leaf_hash_hex"]) for place, uid in places if "index" in place]
+    # The row of the last checkpoint waits for the next one.
+    assert proved == rows[:-1]
+    assert len(proved) == 14
 
 
 class _Slow:

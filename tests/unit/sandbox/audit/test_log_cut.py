@@ -41,23 +41,26 @@ def test_cut_archives_rows_and_goes_on(state: Path, tmp_path: Path) -> None:
     assert _cut(state, 8, tmp_path / "one") == log_cut.Done(8, 12, 7)
     assert _lines(tmp_path / "one") == before[:8]
     assert report(tmp_path / "one").valid
-    assert _lines(state)[1:] == before[8:]
+    # A row tells of the checkpoint over all rows before the cut.
+    (told,) = _lines(state)[13:]
+    assert _lines(state)[1:13] == before[8:]
+    assert (json.loads(told)["kind"]["type"], json.loads(told)["kind"]["tree_size"]) == ("audit_checkpoint", 20)
     later = _filled(state, range(20, 24))
     assert report(state).valid
-    assert later[1:-4] == before[8:]
+    assert later[1:-5] == before[8:]
     # A second cut takes the first one's record along, and the tree covers all rows that ever were.
-    assert _cut(state, 22, tmp_path / "two") == log_cut.Done(14, 2, 21)
+    assert _cut(state, 22, tmp_path / "two") == log_cut.Done(15, 2, 21)
     archived = _lines(tmp_path / "two")
     assert json.loads(archived[0])["kind"]["type"] == "audit_rebased"
     assert report(tmp_path / "two").valid
     record = json.loads(_lines(state)[0])["kind"]
     whole = merkle.Frontier()
-    for line in [*before, *later[-4:]]:
+    for line in [*before, *later[-5:]]:
         whole.append(merkle.leaf_hash(line))
-    assert (record["cut"], record["cut_now"], record["tree_size_before"]) == (22, 14, 24)
+    assert (record["cut"], record["cut_now"], record["tree_size_before"]) == (23, 15, 25)
     assert record["tree_root_before_hex"] == whole.root().hex()
     assert report(state).valid
-    assert _cut(state, 22, tmp_path / "three") == log_cut.Done(0, 3, None)
+    assert _cut(state, 22, tmp_path / "three") == log_cut.Done(0, 4, None)
     assert not (tmp_path / "three").exists()
 
 
@@ -92,7 +95,8 @@ def test_cut_keeps_runs_that_have_no_end(state: Path, tmp_path: Path) -> None:
         log.append("run_started", fields, issuer=ISSUER, now_ms=2)
         write(log, now_ms=3)
     assert _cut(state, 9, tmp_path / "a") == log_cut.Done(1, 2, 1)
-    assert [json.loads(line)["kind"]["type"] for line in _lines(state)] == ["audit_rebased", "run_started", "run_state"]
+    kinds = [json.loads(line)["kind"]["type"] for line in _lines(state)]
+    assert kinds == ["audit_rebased", "run_started", "run_state", "audit_checkpoint"]
 
 
 def test_cut_refuses_a_log_that_does_not_verify(state: Path, tmp_path: Path) -> None:
@@ -115,7 +119,7 @@ def test_cut_that_is_killed_at_any_step_loses_nothing(tmp_path: Path, monkeypatc
         before = _filled(place, range(10))
         child = os.fork()
         if child == 0:
-            _killed_at(step, functools.partial(_cut, place, 5, home / "archive"))
+            killed_at(step, functools.partial(_cut, place, 5, home / "archive"))
         status = os.waitpid(child, 0)[1]
         monkeypatch.setenv("COVENANT_HOME", str(home))
         (shown,) = read_logs.read_logs()
@@ -126,7 +130,7 @@ def test_cut_that_is_killed_at_any_step_loses_nothing(tmp_path: Path, monkeypatc
         if after[:-2] == before:
             ends.add("nothing cut")
         else:
-            assert after[1:-2] == before[5:]
+            assert after[1:-3] == before[5:]
             assert _lines(home / "archive") == before[:5]
             assert report(home / "archive").valid
             ends.add("cut")
@@ -136,7 +140,7 @@ def test_cut_that_is_killed_at_any_step_loses_nothing(tmp_path: Path, monkeypatc
     assert step > 20
 
 
-def _killed_at(step: int, work: Callable[[], object]) -> None:
+def killed_at(step: int, work: Callable[[], object]) -> None:
     """Run the work and end the process at the step-th change of a disk; at its end it ends with 0."""
     left = step
 
@@ -150,7 +154,7 @@ def _killed_at(step: int, work: Callable[[], object]) -> None:
 
         return call_
 
-    for name in ("rename", "unlink", "fsync", "write", "mkdir"):
+    for name in ("rename", "unlink", "fsync", "fdatasync", "write", "mkdir"):
         setattr(os, name, counted(getattr(os, name)))
     try:
         work()

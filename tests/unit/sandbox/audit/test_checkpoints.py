@@ -1,0 +1,192 @@
+"""Checkpoints of the supervisor's log: over which rows, across cuts and kills, and what a changed file leads to."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from covenant.cli.audit import proofs, read_logs
+from policy import errors
+from policy.audit_log import merkle, note
+from sandbox.audit import checkpoint_row, checkpoints, log_cut
+from sandbox.config import Config
+from sandbox.serve import metrics_worker
+from tests.cli_kit import call, document
+from tests.unit.sandbox.audit.test_log import ISSUER, opened, paths, report, state, write
+from tests.unit.sandbox.audit.test_log_cut import killed_at
+
+__all__ = ["state"]
+
+
+def _filled(place: Path, times: range) -> None:
+    with opened(place) as log:
+        for now_ms in times:
+            write(log, f"row {now_ms}", now_ms=now_ms)
+
+
+def _signed(place: Path) -> list[note.Checkpoint]:
+    key = note.Verifier.parse((place / "audit-head" / "checkpoint.vkey").read_text())
+    found = []
+    for line in (place / "audit" / "checkpoints.jsonl").read_bytes().splitlines():
+        signed = note.Note.parse(json.loads(line)["note"].encode())
+        assert signed.verified([key])
+        found.append(note.Checkpoint.parse(signed.text))
+    return found
+
+
+def _roots(place: Path) -> dict[int, bytes]:
+    tree, found = merkle.Frontier(), dict[int, bytes]()
+    for line in paths(place)[0].read_bytes().splitlines():
+        tree.append(merkle.leaf_hash(line))
+        found[tree.size] = tree.root()
+    return found
+
+
+def _holds(place: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setenv("COVENANT_STATE", str(place))
+    monkeypatch.setenv("COVENANT_HOME", str(place.parent / "none"))
+    (shown,) = read_logs.read_logs()
+    return proofs.report(shown).valid
+
+
+def test_checkpoint_covers_all_rows_once(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert checkpoints.make(state) is None
+    _filled(state, range(5))
+    first = checkpoint_row.make(state)
+    # The row that tells of a checkpoint is no reason for another one.
+    assert checkpoint_row.make(state) == first
+    _filled(state, range(5, 7))
+    checkpoint_row.make(state)
+    # Without the position the log is read from its beginning, and leads to the same.
+    (state / "audit-head" / "checkpoint.state").write_bytes(b"{")
+    _filled(state, range(7, 8))
+    checkpoint_row.make(state)
+    roots = _roots(state)
+    assert [(one.size, one.root) for one in _signed(state)] == [(size, roots[size]) for size in (5, 8, 10)]
+    assert report(state).valid
+    assert _holds(state, monkeypatch)
+
+
+def test_cut_keeps_checkpoints_and_its_archive_has_some(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _filled(state, range(4))
+    checkpoints.make(state)
+    _filled(state, range(4, 10))
+    roots = _roots(state)
+    log_cut.cut(state, 7, tmp_path / "old", issuer=ISSUER, now_ms=20)
+    assert [(one.size, one.root) for one in _signed(state)] == [(size, roots[size]) for size in (4, 10)]
+    # Of the archive's rows each is covered.
+    assert [(one.size, one.root) for one in _signed(tmp_path / "old")] == [(size, roots[size]) for size in (4, 7)]
+    _filled(state, range(21, 23))
+    assert checkpoint_row.make(state) is not None
+    assert [one.size for one in _signed(state)] == [4, 10, 13]
+    assert _holds(state, monkeypatch)
+    assert _holds(tmp_path / "old", monkeypatch)
+
+
+def test_kill_at_any_step_leaves_a_log_that_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    status = -1
+    for step in range(1, 60):
+        place = tmp_path / str(step)
+        place.mkdir(mode=0o700)
+        _filled(place, range(3))
+        child = os.fork()
+        if child == 0:
+            killed_at(step, functools.partial(checkpoint_row.make, place))
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert _holds(place, monkeypatch), step
+        _filled(place, range(3, 4))
+        assert checkpoint_row.make(place) is not None, step
+        assert max(one.size for one in _signed(place)) >= 4
+        assert _holds(place, monkeypatch), step
+        if status == 0:
+            assert step > 8
+            break
+    assert status == 0
+
+
+def test_line_of_a_killed_writer_is_cut(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _filled(state, range(3))
+    checkpoints.make(state)
+    file = state / "audit" / "checkpoints.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[: len(whole) // 2])
+    _filled(state, range(3, 4))
+    assert checkpoints.make(state) is not None
+    assert [one.size for one in _signed(state)] == [3, 4]
+    assert _holds(state, monkeypatch)
+
+
+def test_changed_rows_get_no_checkpoint(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows and the head are replaced together by ones that the log's key signed: only the checkpoint shows it."""
+    _filled(state, range(3))
+    checkpoints.make(state)
+    kept = {name: (state / "audit-head" / name).read_bytes() for name in ("ledger.key", "ledger.pub")}
+    for path in (*paths(state), *(state / "audit-head" / name for name in kept)):
+        path.unlink()
+    for name, content in kept.items():
+        if name == "ledger.key":
+            (state / "audit-head" / name).write_bytes(content)
+            (state / "audit-head" / name).chmod(0o600)
+    _filled(state, range(10, 14))
+    assert report(state).valid
+    with pytest.raises(errors.LedgerError, match="first 3 rows do not lead"):
+        checkpoints.make(state)
+    assert not _holds(state, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("audit/checkpoints.jsonl", b'{"note":"x"}\n', "is no checkpoint"),
+        ("audit-head/checkpoint.vkey", None, "their key is missing"),
+        ("audit-head/checkpoint.key", None, "key is missing and its head is there"),
+        ("audit-head/checkpoint.key", b"k" * 32, "public key is not that of its key"),
+    ],
+)
+def test_changed_file_is_refused(state: Path, name: str, content: bytes | None, said: str) -> None:
+    _filled(state, range(3))
+    checkpoints.make(state)
+    _filled(state, range(3, 4))
+    (state / name).unlink()
+    if content is not None:
+        (state / name).write_bytes(content)
+        (state / name).chmod(0o600)
+    with pytest.raises(errors.LedgerError, match=said):
+        checkpoints.make(state)
+
+
+def test_checkpoint_that_is_taken_away_is_missed(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _filled(state, range(3))
+    checkpoint_row.make(state)
+    assert _holds(state, monkeypatch)
+    (state / "audit" / "checkpoints.jsonl").unlink()
+    assert not _holds(state, monkeypatch)
+
+
+def test_verb_makes_one_and_shows_how_the_log_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "supervisor"
+    place.mkdir(mode=0o700)
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("COVENANT_HOME", str(tmp_path))
+    monkeypatch.delenv("COVENANT_STATE", raising=False)
+    _filled(place, range(3))
+    shown = call("audit", "checkpoint", "--log", "supervisor")
+    assert note.Checkpoint.parse(note.Note.parse(shown.output.encode()).text).size == 3
+    _filled(place, range(3, 6))
+    assert call("audit", "checkpoint", "--log", "supervisor", "--old", "3").output.startswith("old 3\n")
+    assert document("audit", "verify")["valid"]
+
+
+def test_worker_signs_by_its_clock(state: Path) -> None:
+    _filled(state, range(3))
+    signing = metrics_worker.Signing(state, Config().checkpoint_seconds, now=0.0)
+    signing.tick(59.0)
+    assert not (state / "audit" / "checkpoints.jsonl").exists()
+    signing.tick(60.0)
+    assert [one.size for one in _signed(state)] == [3]
