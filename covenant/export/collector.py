@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 
 from covenant.export.cursor import Cursor
-from covenant.export.sinks import About, Backoff, Batch
+from covenant.export.sinks import About, Backoff, RowBatch
 from policy import errors
 from policy.audit_log import exported, otlp
 
@@ -150,7 +150,7 @@ class OtlpSink:
         """Go on with the runs that had started."""
         self._spans = otlp.Spans(cursor.open_runs)
 
-    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> Batch:
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> RowBatch:
         """Encode the rows, and the spans that end with them. The cursor gets the runs that have started."""
         about, version, now_ns = self._resource(log), self._about.version, time.time_ns()
         spans = [span for row in rows if (span := self._spans.take(row)) is not None]
@@ -161,7 +161,7 @@ class OtlpSink:
             Posting(lambda part: otlp.traces(about, part, version), spans) if spans else None,
         )
         begun = [(run, tuple(one)) for run, one in self._spans.state]
-        return Batch(content, Cursor(cursor.origin, cursor.position, begun))
+        return RowBatch(content, Cursor(cursor.origin, cursor.position, begun))
 
     async def deliver(self, content: _Content) -> None:
         """Post the rows, then the spans."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.export.cursor import Cursor
-from covenant.export.sinks import About, Backoff, Batch
+from covenant.export.sinks import About, Backoff, RowBatch
 from policy import errors
 from policy.audit_log import exported, ocsf
 
@@ -118,10 +118,10 @@ class OcsfSink:
     def resume(self, cursor: Cursor) -> None:
         """Go on where the cursor is."""
 
-    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> Batch:
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> RowBatch:
         """Encode the events."""
         about = self._about
-        return Batch(encoded(ocsf.event(row, host=about.host, version=about.version) for row in rows), cursor)
+        return RowBatch(encoded(ocsf.event(row, host=about.host, version=about.version) for row in rows), cursor)
 
     async def deliver(self, content: bytes) -> None:
         """Append the events."""

@@ -35,7 +35,7 @@ class About:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RowBatch:
     """Rows as a destination takes them, and the cursor that is saved once it has them."""
 
     content: Any
@@ -50,7 +50,7 @@ class Sink(Protocol):
     def resume(self, cursor: Cursor) -> None:
         """Go on where the cursor is."""
 
-    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> Batch:
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: Cursor) -> RowBatch:
         """Encode rows, in a thread. The batch's cursor is the given one with what this sink has to remember."""
 
     async def deliver(self, content: Any) -> None:
@@ -75,7 +75,7 @@ class Pump:
         """Carry rows until cancelled; with ``once`` until all that are there are delivered."""
         cursor = self.cursors.load(self.log, self.sink.name)
         self.sink.resume(cursor)
-        ahead = asyncio.Queue[Batch | None](1)
+        ahead = asyncio.Queue[RowBatch | None](1)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._make(cursor, ahead))
             while (batch := await ahead.get()) is not None:
@@ -83,7 +83,7 @@ class Pump:
                 # INVARIANT: only after the acknowledgement. A kill before it repeats rows, and loses none.
                 await save(self.cursors, self.log, self.sink.name, batch.cursor, self.tell)
 
-    async def _make(self, cursor: Cursor, ahead: asyncio.Queue[Batch | None]) -> None:
+    async def _make(self, cursor: Cursor, ahead: asyncio.Queue[RowBatch | None]) -> None:
         """Put batches in the order of the rows, and None behind the last."""
         limit, quiet = log_follow.CHUNK_BYTES, 0
         while True:
@@ -103,7 +103,7 @@ class Pump:
             # Behind, one acknowledgement and one sync of the cursor carry more rows.
             limit = log_follow.CHUNK_BYTES if chunk.whole else min(2 * limit, MOST_BYTES)
 
-    def _made(self, chunk: log_follow.Chunk, cursor: Cursor) -> Batch:
+    def _made(self, chunk: log_follow.Chunk, cursor: Cursor) -> RowBatch:
         log = exported.Log(self.log, chunk.origin, chunk.tree_size)
         return self.sink.make(rows_of(chunk, log), log, cursor)
 

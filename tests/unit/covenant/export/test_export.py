@@ -258,11 +258,11 @@ class _Slow:
     def resume(self, cursor: cursor.Cursor) -> None:
         """Go on where the cursor is."""
 
-    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: cursor.Cursor) -> sinks.Batch:
+    def make(self, rows: Sequence[exported.ExportedRow], log: exported.Log, cursor: cursor.Cursor) -> sinks.RowBatch:
         (row,) = rows
         self._made.append(row.fields["reason"])
         self._loop.call_soon_threadsafe(self._came.set)
-        return sinks.Batch(row.fields["reason"], cursor)
+        return sinks.RowBatch(row.fields["reason"], cursor)
 
     async def deliver(self, content: str) -> None:
         saved = self._kept.load("supervisor", self.name).position
