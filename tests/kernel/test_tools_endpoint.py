@@ -132,6 +132,8 @@ def test_request_that_is_no_message_is_refused(home: Home, tmp_path: Path) -> No
             ["/mcp", "text"],
             ["/mcp/quiet", listed],
             ["/other", listed],
+            # The longest target of a denial, in JSON.
+            ["/" + "%F0%9F%98%80" * 200, listed],
             ["/mcp", listed, {"Content-Type": "text/plain"}],
             ["/mcp", listed, {"Origin": "http://evil.example"}],
             ["/mcp", listed, {"MCP-Protocol-Version": "1999-01-01"}],
@@ -139,7 +141,7 @@ def test_request_that_is_no_message_is_refused(home: Home, tmp_path: Path) -> No
             ["/mcp", listed, {"Origin": "http://tools.covenant", "MCP-Protocol-Version": "2025-11-25"}],
         ],
     )
-    assert [status for status, _ in found] == [405, 405, 400, 400, 404, 404, 415, 403, 400, 421, 200]
+    assert [status for status, _ in found] == [405, 405, 400, 400, 404, 404, 404, 415, 403, 400, 421, 200]
 
 
 def test_server_that_lies_or_dies_is_error_and_next_call_works(home: Home, tmp_path: Path) -> None:

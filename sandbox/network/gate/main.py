@@ -21,7 +21,9 @@ from sandbox.kernel.proc import privdrop
 from sandbox.rate_limit import Tokens
 
 READY = b'{"ready":true}'
-REPORT_BYTES = 1024
+# A report has a target of at most so many characters, each of up to twelve bytes of JSON.
+_TARGET_CHARACTERS = 512
+REPORT_BYTES = 8192
 # The burst of reports of one gate, and the rate after it.
 BURST, PER_SECOND = 100, 50
 # More descriptors than any gate gets.
@@ -71,10 +73,10 @@ class GateInput:
         """Report a denial; beyond the rate limit it is dropped. Never blocks, never raises."""
         if not self._tokens.take(time.monotonic()):
             return
-        row = {"layer": self._layer, "target": target[:512], "code": code}
-        message = json.dumps(row, separators=(",", ":")).encode()
+        row = {"layer": self._layer, "target": target[:_TARGET_CHARACTERS], "code": code}
         try:
-            os.write(self.reports, message if len(message) <= REPORT_BYTES else b"")
+            # INVARIANT: never an empty message, which to the supervisor is the end of the gate, and so of the run.
+            os.write(self.reports, json.dumps(row, separators=(",", ":")).encode())
         except BlockingIOError:
             return  # the supervisor is slow: there is a flood, which it has counted already
         except OSError:
