@@ -235,7 +235,7 @@ class Config(pydantic.BaseModel):
     socket: Path | None = None
     metrics: str = ""
     journal: bool = True
-    checkpoint_seconds: int = pydantic.Field(default=60, ge=0, le=86_400)
+    checkpoint_seconds: int = pydantic.Field(default=300, ge=0, le=86_400)
     vault: VaultSettings = VaultSettings()
     tls: TlsSettings = TlsSettings()
     proxy: ProxySettings = ProxySettings()

@@ -84,7 +84,7 @@ def recent(
     logs = read_logs.read_logs()
     every = _MOST if wanted != show.Filter() else limit
     rows = show.once((row for log in logs for row in _last(log, every)), _copied)
-    rows = [row for row in rows if wanted.admits(row) and (since_ms is None or show.moment(row) >= since_ms)]
+    rows = [row for row in rows if _admitted(row, wanted) and (since_ms is None or show.moment(row) >= since_ms)]
     rows = rows[-limit:]
     if as_json:
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
@@ -210,6 +210,17 @@ def _line(row: dict[str, Any]) -> str:
     name = fields.pop("type", "?")
     shown = " ".join(f"{key}={_value(value)}" for key, value in fields.items() if value is not None)
     return common.visible(f"{_time(row.get('timestamp_ms'))} {row['origin']} {name} {shown}")
+
+
+def _admitted(row: dict[str, Any], wanted: show.Filter) -> bool:
+    """Whether a row is to be shown: by its own fields, or by those of the row that it is a copy of."""
+    kind = row.get("kind")
+    original = _copied(kind) if isinstance(kind, dict) else None
+    if original is None or wanted.admits(row):
+        return wanted.admits(row)
+    # The daemon knows the intent of a row that names none.
+    about = {name: kind.get(name) for name in ("run_id", "intent_id")} if isinstance(kind, dict) else {}
+    return wanted.admits({**row, "kind": {**about, **original["kind"]}})
 
 
 def _copied(fields: dict[str, Any]) -> dict[str, Any] | None:

@@ -185,8 +185,10 @@ def test_verb_makes_one_and_shows_how_the_log_grew(tmp_path: Path, monkeypatch: 
 
 def test_worker_signs_by_its_clock(state: Path) -> None:
     _filled(state, range(3))
-    signing = metrics_worker.Signing(state, Config().checkpoint_seconds, now=0.0)
-    signing.tick(59.0)
+    seconds = Config().checkpoint_seconds
+    signing = metrics_worker.Signing(state, seconds, now=0.0)
+    metrics_worker.Signing(state, 0, now=0.0).tick(1e9)
+    signing.tick(seconds - 1.0)
     assert not (state / "audit" / "checkpoints.jsonl").exists()
-    signing.tick(60.0)
+    signing.tick(seconds)
     assert [one.size for one in _signed(state)] == [3]

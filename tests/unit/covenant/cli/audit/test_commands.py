@@ -255,6 +255,24 @@ def test_copied_row_is_shown_as_it_was_with_its_origin(covenant_home: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (["--kind", "run_state"], 1),
+        (["--kind", "run_state", "--agent", "a", "--run", "r", "--intent", "i"], 1),
+        (["--kind", "supervisor_row"], 1),
+        (["--kind", "denied"], 0),
+        (["--agent", "b"], 0),
+        (["--kind", "run_state", "--since", "1h"], 0),
+    ],
+)
+def test_filter_finds_row_that_only_a_copy_has(covenant_home: Path, options: list[str], count: int) -> None:
+    """As for an operator who cannot read the supervisor's log."""
+    fields = {"run_id": "r", "agent_id": "a", "operator": None, "state": "Running", "reason": "x"}
+    copied(events.event_line("run_state", fields, event_id="e", issuer=ISSUER, now_ms=1_600_000_000_000))
+    assert len(document("recent", *options)["events"]) == count
+
+
+@pytest.mark.parametrize(
     "line",
     [None, b"no row", b'{"kind":{"type":"supervisor_row","line":"{}"}}', b'{"kind":7}', b"[" * 100_000],
     ids=["too long", "no json", "a copy of a copy", "no kind", "deep"],
