@@ -70,7 +70,8 @@ class Options(Struct, frozen=True):
     ``base`` and ``layers`` are references by digest, and ``search`` the layers' directories of programs, first on
     PATH. ``read`` has host paths. ``model_env`` tells clients of models where theirs are, unless the caller says it.
     ``cores`` is the number of this host's processors. ``publish`` has ports of the session, each with its place on
-    this host. ``inject`` has hosts at which the gate adds a secret to each request. ``learnt`` is for a run that is
+    this host. ``inject`` has hosts at which the gate adds a secret to each request, ``ssh`` hosts at which a
+    secret signs logins, each with its public keys. ``learnt`` is for a run that is
     observed, and for what it taught.
     """
 
@@ -91,6 +92,7 @@ class Options(Struct, frozen=True):
     cores: int = 1
     publish: tuple[tuple[int, str], ...] = ()
     inject: tuple[typed.InjectWord, ...] = ()
+    ssh: tuple[tuple[typed.SshWord, tuple[str, ...]], ...] = ()
     learnt: Learnt | None = None
 
 
@@ -156,8 +158,9 @@ def _agent(name: str, options: Options, command: str, program: str) -> Iterator[
 def _limits(profile: Profile, options: Options) -> Iterator[str]:
     # A port of this host goes with each mode.
     outside = [one for one in options.net if one.host != HOST_NAME]
-    mode = "full" if outside or options.inject else "off"
-    if mode == "full" and all(one.port == typed.HTTPS for one in outside):
+    logins = [one for one, _ in options.ssh if one.host != HOST_NAME]
+    mode = "full" if outside or options.inject or logins else "off"
+    if mode == "full" and not logins and all(one.port == typed.HTTPS for one in outside):
         mode = "outbound-https-only"
     if mode == "off" and options.learnt is not None and options.learnt.mode:
         mode = options.learnt.mode
@@ -182,6 +185,9 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
         if note:
             yield f"\n# {note}"
         yield f"\n[[permissions.network]]\nhost = {toml(one.host)}\nports = [{one.port}]\nprotocol = {toml(protocol)}"
+    for host, port in {(one.host, one.port): None for one, _ in options.ssh}:
+        if typed.Destination(host, port) not in options.net:
+            yield f'\n[[permissions.network]]\nhost = {toml(host)}\nports = [{port}]\nprotocol = "tcp"'
     for word in options.inject:
         added = "Bearer {}" if word.header.lower() == "authorization" else "{}"
         yield f'\n[[permissions.network]]\nhost = {toml(word.host)}\nports = [{typed.HTTPS}]\nprotocol = "tls"'
@@ -195,6 +201,7 @@ def _permissions(profile: Profile, options: Options) -> Iterator[str]:
         names = sorted({one.name for one in options.secrets})
         yield f"\n[permissions.credentials]\ngrants = {_texts(names)}\nfiles = true"
     yield from _models(options.models)
+    yield from _ssh(options.ssh)
     if options.learnt is None:
         programs: tuple[str, ...] = (*profile.programs, *(() if options.workspace is None else ("workspace",)))
     else:
@@ -212,6 +219,16 @@ def _models(words: Sequence[typed.ModelWord]) -> Iterator[str]:
         by.setdefault(one.provider, []).append(one.pattern)
     items = (f"{{ provider = {toml(name)}, models = {_texts(patterns)} }}" for name, patterns in by.items())
     yield f"\n[services.models]\nallow = [{', '.join(items)}]"
+
+
+def _ssh(words: Sequence[tuple[typed.SshWord, Sequence[str]]]) -> Iterator[str]:
+    by: dict[str, dict[str, list[str]]] = {}
+    for one, keys in words:
+        held = by.setdefault(one.secret, {}).setdefault(one.host, [])
+        held.extend(key for key in keys if key not in held)
+    for secret, hosts in by.items():
+        items = (f"{{ name = {toml(host)}, keys = {_texts(keys)} }}" for host, keys in hosts.items())
+        yield f"\n[[services.ssh_agent]]\nsecret = {toml(secret)}\nhosts = [{', '.join(items)}]"
 
 
 def _workspace(project: Project, learnt: Learnt | None) -> Iterator[str]:

@@ -15,6 +15,7 @@ from policy.manifest import process, services, text
 from policy.manifest.permissions import CREDENTIAL_NAME, INJECT_HEADER
 
 HTTPS: Final = 443
+SSH: Final = 22
 _PORTS = 65_535
 _PUBLISH = "write --publish PORT, --publish PORT:/PATH or --publish PORT:127.0.0.1:PORT"
 _PLAIN = frozenset("\n\t")
@@ -51,6 +52,14 @@ class InjectWord(Struct, frozen=True):
     host: str
     secret: str
     header: str = "Authorization"
+
+
+class SshWord(Struct, frozen=True):
+    """A secret of the vault, a private key that signs logins at a host."""
+
+    host: str
+    port: int
+    secret: str
 
 
 class Destination(Struct, frozen=True):
@@ -145,6 +154,25 @@ def inject(written: str) -> InjectWord:
             hint="write --inject HOST=SECRET or --inject HOST=SECRET:HEADER, as api.example.com=token:X-Api-Key",
         )
     return InjectWord(host, name, header or "Authorization")
+
+
+def ssh(written: str) -> SshWord:
+    """Split HOST=SECRET or HOST:PORT=SECRET of ``--ssh``.
+
+    Raises:
+        errors.UsageError: Raised when one of them is none.
+    """
+    where, _, name = written.rpartition("=")
+    host, colon, port = where.rpartition(":")
+    if not colon or ":" in host:
+        host, port = where, str(SSH)
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port[:6]) <= _PORTS
+    if not host or not is_port or not re.fullmatch(CREDENTIAL_NAME, name):
+        raise errors.UsageError(
+            f"--ssh {text.quote(written)} is no host with a secret",
+            hint="write --ssh HOST=SECRET or --ssh HOST:PORT=SECRET, as git.example.org=deploy",
+        )
+    return SshWord(host.lower(), int(port), name)
 
 
 def check_variables(env: Sequence[tuple[str, str]], secrets: Sequence[SecretWord]) -> None:

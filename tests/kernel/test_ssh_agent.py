@@ -275,5 +275,9 @@ def test_page_can_be_followed(world: SshWorld, tmp_path: Path) -> None:
         done = subprocess.run(["/bin/sh", "-c", words], env=environment, cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, (line, done.stdout, done.stderr)
         said = done.stdout
+    asks = f"{sys.executable} -m covenant policy why deployer --ssh "
+    for host, status in (("git.example.org", 0), ("www.example.org", 3)):
+        done = subprocess.run(["/bin/sh", "-c", asks + host], env=environment, cwd=tmp_path, capture_output=True)
+        assert done.returncode == status, (done.stdout, done.stderr)
     assert b"deploy signs logins at git.example.org" in said
     assert {row["name"] for row in world.kinds("vault_changed") if row["agent_id"] == "deployer"} == {"deploy"}

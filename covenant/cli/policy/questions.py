@@ -160,6 +160,7 @@ def _say_diff(found: Diff) -> None:
 @click.option("--syscall", metavar="NAME", help="Make a system call.")
 @click.option("--exec", "program", metavar="PATH", help="Start a program.")
 @click.option("--credential", metavar="NAME", help="Use a secret.")
+@click.option("--ssh", metavar="HOST", help="Have a login at this host signed.")
 @click.option("--tool", metavar="URI", help="Call a tool of its tools.json, or a command by its name.")
 @click.option(
     "--args", "arguments", metavar="JSON", help="With --tool: with these arguments; those of a command are a list."
@@ -176,6 +177,7 @@ def why(
     syscall: str | None,
     program: str | None,
     credential: str | None,
+    ssh: str | None,
     tool: str | None,
     arguments: str | None,
     parent: Path | None,
@@ -188,7 +190,7 @@ def why(
     called = None if tool is None else _call(package, tool, arguments)
     if called is None and arguments is not None:
         raise errors.UsageError("--args goes with --tool")
-    question = _question(connect, protocol, path, write, syscall, program, credential, called)
+    question = _question(connect, protocol, path, write, syscall, program, credential, called, ssh)
     looked = artefact_view.package(package, other=artefact_view.OtherHost.of(host))
     seen_from = sight(looked, parent)
     answer = ask.ask(question, seen_from)
@@ -223,8 +225,9 @@ def _question(
     program: str | None,
     credential: str | None,
     called: Question | None = None,
+    ssh: str | None = None,
 ) -> Question:
-    from policy.why import files, kernel
+    from policy.why import files, kernel, logins
 
     if (protocol and connect is None) or (write and path is None):
         raise errors.UsageError("--protocol goes with --connect, --write with --open")
@@ -239,12 +242,15 @@ def _question(
         asked.append(files.Execute(program))
     if credential is not None:
         asked.append(kernel.Credential(credential))
+    if ssh is not None:
+        asked.append(logins.SignLogin(ssh.lower()))
     if called is not None:
         asked.append(called)
     if len(asked) != 1:
         raise errors.UsageError(
             "ask one question",
-            hint="--connect HOST:PORT, --open PATH, --syscall NAME, --exec PATH, --credential NAME or --tool URI",
+            hint="--connect HOST:PORT, --open PATH, --syscall NAME, --exec PATH, --credential NAME, --ssh HOST or "
+            "--tool URI",
         )
     return asked[0]
 

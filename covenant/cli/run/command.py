@@ -57,6 +57,7 @@ class Typed(Struct, frozen=True):
     publish: tuple[str, ...] = ()
     inject: tuple[str, ...] = ()
     in_checkout: bool = False
+    ssh: tuple[str, ...] = ()
 
 
 class Session(Struct, frozen=True):
@@ -94,6 +95,7 @@ class Session(Struct, frozen=True):
 @click.option("--layer", "layers", multiple=True, metavar="NAME", help="Add a layer of the store over the base.")
 @click.option("--secret", "secrets", multiple=True, metavar="NAME[=VAR]", help="Grant a secret: a file, or VAR too.")
 @click.option("--inject", multiple=True, metavar="HOST=SECRET[:HEADER]", help="Add a secret to requests, outside.")
+@click.option("--ssh", multiple=True, metavar="HOST[:PORT]=SECRET", help="Log in there by a key that stays outside.")
 @click.option("--model", "models", multiple=True, metavar="PROVIDER[:MODEL]", help="Ask models, without their key.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="Set a variable; its value is in the manifest.")
 @click.option(
@@ -124,6 +126,7 @@ def exec_(
     layers: tuple[str, ...],
     secrets: tuple[str, ...],
     inject: tuple[str, ...],
+    ssh: tuple[str, ...],
     models: tuple[str, ...],
     env: tuple[str, ...],
     workspace: Path | None,
@@ -168,6 +171,7 @@ def exec_(
             publish,
             inject,
             in_checkout,
+            ssh,
         )
         made = checked(words, "terminal" if terminal else "stdio")
         project = made.options.workspace
@@ -227,7 +231,7 @@ def checked(words: Typed, contract: str) -> Session:
     Raises:
         errors.CovenantError: one of them is refused, or this host lacks what it names.
     """
-    from covenant.session import host, package, profiles, typed
+    from covenant.session import host, package, profiles, ssh_hosts, typed
     from covenant.session import models as session_models
     from sandbox import config
     from sandbox.host import facts
@@ -236,6 +240,7 @@ def checked(words: Typed, contract: str) -> Session:
     env = tuple(map(typed.variable, words.env))
     secrets, inject = tuple(map(typed.secret, words.secrets)), tuple(map(typed.inject, words.inject))
     typed.check_variables(env, secrets)
+    ssh = tuple(map(typed.ssh, words.ssh))
     net, models = tuple(map(typed.destination, words.net)), tuple(map(typed.model, words.models))
     name = words.profile or profiles.chosen(os.path.basename(words.command[0]))
     profile = profiles.load(name)
@@ -262,6 +267,7 @@ def checked(words: Typed, contract: str) -> Session:
         model_env=session_models.variables(settings.state, models),
         env=env,
         inject=inject,
+        ssh=tuple((one, ssh_hosts.keys_of(one.host, one.port, ssh_hosts.files())) for one in ssh),
         publish=tuple(typed.published(one, os.getcwd()) for one in words.publish),
         role=words.role,
         contract=contract,
@@ -269,7 +275,8 @@ def checked(words: Typed, contract: str) -> Session:
         workspace=project,
     )
     host.check_program(settings, refs, options, profile, words.command[0])
-    used = (*secrets, *(typed.SecretWord(one.secret) for one in inject))
+    outside = (*(one.secret for one in inject), *(one.secret for one in ssh))
+    used = (*secrets, *map(typed.SecretWord, outside))
     host.check_secrets(settings, package.agent_id(words.command[0]), used)
     made = Session(name, profile, options, words.command, left)
     parsed(made)

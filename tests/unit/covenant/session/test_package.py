@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,6 +16,7 @@ from policy import errors
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 
+KEYS = [base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0 " + bytes([n]) * 32).decode() for n in (1, 2)]
 BASE, LAYER = f"debian-minimal@sha256:{'a' * 64}", f"app@sha256:{'b' * 64}"
 PLAIN = Options(base=BASE, cores=2)
 
@@ -96,6 +99,36 @@ def test_injected_secret_is_for_every_request() -> None:
 def test_odd_injection_is_refused(word: str) -> None:
     with pytest.raises(errors.UsageError):
         typed.inject(word)
+
+
+def test_key_of_ssh_signs_at_its_hosts() -> None:
+    key, other = (f"ssh-ed25519 {KEYS[number]}" for number in (0, 1))
+    hosts = (("git.example.org=deploy", (key,)), ("build.example.org:2222=deploy", (key, other)))
+    options = structs.replace(PLAIN, ssh=tuple((typed.ssh(word), keys) for word, keys in hosts))
+    found = made(structs.replace(options, net=(Destination("build.example.org", 2222),)))
+    assert found.resources.network == "full"
+    assert {(one.host, tuple(one.ports), one.protocol) for one in found.permissions.network} == {
+        ("git.example.org", ((22, 22),), "tcp"),
+        ("build.example.org", ((2222, 2222),), "tcp"),
+    }
+    (agent,) = found.services.ssh_agent
+    assert agent.secret == "deploy"
+    assert {one.name: one.keys for one in agent.hosts} == {
+        "git.example.org": (key,),
+        "build.example.org": (key, other),
+    }
+
+
+def test_login_at_a_port_of_this_host_needs_no_network() -> None:
+    word = typed.ssh("host.covenant:2222=deploy")
+    found = made(structs.replace(PLAIN, ssh=((word, (f"ssh-ed25519 {KEYS[0]}",)),)))
+    assert (found.resources.network, found.permissions.network[0].host) == ("off", "host.covenant")
+
+
+@pytest.mark.parametrize("word", ["git.example.org", "=x", "a=", "a:0=x", "a:b=x", ":22=x", "a=b c", "a:22=x=y z"])
+def test_odd_login_is_refused(word: str) -> None:
+    with pytest.raises(errors.UsageError):
+        typed.ssh(word)
 
 
 def test_secret_as_variable_is_set_by_shell() -> None:

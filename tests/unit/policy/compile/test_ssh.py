@@ -14,7 +14,7 @@ from policy.explain import own_limits, report
 from policy.grants.effective import Effective
 from policy.rules import nine
 from policy.ssh import wire
-from policy.why import ask, denied, files
+from policy.why import ask, denied, files, logins
 from tests import ssh_kit
 from tests.unit.policy.compile import sample
 
@@ -40,6 +40,17 @@ def test_keys_are_read_back(network: str) -> None:
     assert (found.relay, found.reached.linked, found.grants.resources.pids_max) == (True, True, 7)
     assert list(found.args) == ["/usr/bin/python3.11", "main.py"]
     assert f"SSH_AUTH_SOCK={init.SSH_SOCKET}" in found.process.env
+
+
+def test_login_is_signed_at_a_named_host() -> None:
+    seen = ask.Sight(reading.read(compiled()))
+    answer = ask.ask(logins.SignLogin("git.example.org"), seen)
+    assert (answer.allowed, answer.rule) == (True, f"gates.json:ssh/deploy/git.example.org/{KEY}")
+    for where, host in ((seen, "www.example.org"), (ask.Sight(reading.read(compiled(PROGRAMS))), "git.example.org")):
+        refused = ask.ask(logins.SignLogin(host), where)
+        assert (refused.allowed, refused.add, "[[services.ssh_agent]]" in refused.because) == (False, (), True)
+    with pytest.raises(errors.UsageError):
+        logins.SignLogin("*.example.org")
 
 
 def test_run_without_keys_has_no_relay() -> None:
