@@ -36,7 +36,7 @@ RUNSC_FLAGS = {
 }
 # The agent's broker: its one descriptor beside stdio, by its number inside (docs/broker.md). Where nothing is granted
 # that is asked for over it, there is none.
-BROKER = ("--pass-fd", "3", "the agent asks its supervisor over it for children and credentials, and for nothing else")
+BROKER = ("--pass-fd", "3", "the agent asks its supervisor over it for children, credentials, tools, and for no more")
 # --network where a network is granted, by the host's facts: who makes the packets on the agent's end of the veth. The
 # gateway's rules are the same for both, and stand where neither reaches.
 STACKS = {
@@ -217,7 +217,7 @@ def flags(effective: Effective, host: HostFacts) -> dict[str, str]:
     stated = {flag: value for flag, (value, _) in RUNSC_FLAGS.items()}
     if effective.linked:
         stated["--network"] = host.network.stack
-    if effective.spawning.allowed or effective.credentials.listing():
+    if effective.spawning.allowed or effective.credentials.listing() or effective.skills.mcp:
         stated[BROKER[0]] = BROKER[1]
     return stated
 

@@ -71,7 +71,7 @@ INIT_CALLS: Final = frozenset(
 )
 # It starts the relay of the ssh-agent service, where there is one, and that the agent.
 SSH_RELAY: Final = "/.covenant/ssh-relay"
-_BROKER: Final = {"--pass-fd": "3"}  # the descriptor over which the agent asks for children and credentials
+_BROKER: Final = {"--pass-fd": "3"}  # the descriptor over which the agent asks for children, credentials and tools
 
 
 class Config(Struct, frozen=True):

@@ -127,7 +127,7 @@ def read(files: Files) -> Decompiled:
         raise refuse(mounts.MOUNTS, "credentials are files exactly where the environment says so, and some are granted")
     if reached.tools != bool(held.skills.allow.listing()):
         raise refuse("gates.json:services", "tools are answered for exactly where some are granted")
-    asks = held.spawning.allowed or bool(credentials.listing())
+    asks = held.spawning.allowed or bool(credentials.listing()) or held.skills.mcp
     if oci.terminal != (held.contract == "terminal"):
         raise refuse(config.CONFIG, f"a terminal, and the contract {held.contract}")
     disk, odd = divmod(oci.disk_bytes, config.MIB)

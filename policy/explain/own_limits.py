@@ -67,6 +67,7 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
     asked = [
         *(["spawn"] if effective.spawning.allowed else []),
         *(["credential"] if effective.credentials.listing() else []),
+        *(["mcp"] if effective.skills.mcp else []),
     ]
     if asked:
         yield {"name": "broker", "at": "descriptor 3", "kinds": asked}

@@ -109,6 +109,7 @@ class RunContext:
         self.below_ms: list[int] = []
         self._meter = request.meter
         self._spawn: children.Spawn | None = None
+        self._broker: server.Broker | None = None
         self.commands: service_gate.CommandLineEnd | None = None
         self._key_watch: Callable[[], errors.RunError | None] = lambda: None
         self._root_version: int | None = None
@@ -314,10 +315,9 @@ class RunContext:
     ) -> server.Broker | None:
         """Make the broker for the agent's requests to its supervisor."""
         dependencies, request = self.dependencies, self.request
-        elder = delegation.Delegator(self.run_id, self.intent_id, dict(request.issuer), self.lineage)
         start = dependencies.start_child
-        made = delegation.broker(
-            elder,
+        made = self._broker = delegation.broker(
+            delegation.Delegator(self.run_id, self.intent_id, dict(request.issuer), self.lineage),
             decision,
             runs=dependencies.path / "runs",
             deadline=deadline,
@@ -397,6 +397,7 @@ class RunContext:
             keep=self.dependencies.below,
             is_dev=self.request.is_dev,
             spawn=self._spawn,
+            broker=self._broker,
             stack=stack,
         )
 

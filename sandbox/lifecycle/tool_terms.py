@@ -16,6 +16,8 @@ from policy.package import Package
 from policy.signing import trust
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker.children import Spawn
+from sandbox.broker.mcp_calls import McpCalls
+from sandbox.broker.server import Broker
 from sandbox.broker.tool_servers import ServerRequest, ToolServers
 from sandbox.lifecycle.types import ToolSource
 from sandbox.network.tools.ledger import ToolTerms
@@ -31,6 +33,7 @@ def of(
     keep: Collection[int],
     is_dev: bool,
     spawn: Spawn | None,
+    broker: Broker | None,
     stack: contextlib.ExitStack,
 ) -> ToolTerms:
     """Return the terms of one run. Servers that were started end with ``stack``.
@@ -59,9 +62,9 @@ def of(
         if kind == "tool_refused":
             denied(Denial("tool", str(fields["uri"]), str(fields["code"])), count=fields["count"])
 
-    return ToolTerms(
-        decision.effective.canonical(), raw.decode(), manifest.agent.id, log, servers.start, rows.sync, spawn
-    )
+    asks = None if broker is None else McpCalls(broker)
+    grants, name = decision.effective.canonical(), manifest.agent.id
+    return ToolTerms(grants, raw.decode(), name, log, servers.start, rows.sync, spawn, asks=asks)
 
 
 def secrets_of(package: Package) -> frozenset[str]:

@@ -29,6 +29,26 @@ print(json.dumps({"text": json.dumps([ask(*one) for one in asked])}))
 """
 
 
+# The same calls over descriptor 3, the broker.
+BY_BROKER = """
+import json, os, sys
+
+answers = open(3, "rb", closefd=False)
+asked = json.loads(json.loads(sys.stdin.readline())["text"])
+said = {}
+for number, (path, message) in enumerate(asked):
+    server = path.removeprefix("/mcp").strip("/")
+    more = {"server": server} if server else {}
+    line = json.dumps({"id": number, "kind": "mcp", "message": json.dumps(message), **more})
+    os.write(3, line.encode() + b"\\n")
+while len(said) < len(asked):
+    answer = json.loads(answers.readline())
+    said[answer["id"]] = answer.get("ok") or answer
+found = [json.loads(said[at]["message"]) if "message" in said[at] else said[at] for at in range(len(asked))]
+print(json.dumps({"text": json.dumps(found)}))
+"""
+
+
 RULE = f"""
 [[permissions.skills.rule]]
 tool = "{URI}"
@@ -191,3 +211,35 @@ def test_signed_package_runs_its_servers(world: World, tmp_path: Path) -> None:
     assert answer.result is not None
     assert [text_of(one) for one in json.loads(answer.result.text)] == ["HI", "HO"]
     assert leftovers(world) == []
+
+
+def test_line_agent_has_the_same_tools_by_its_broker(home: Home, tmp_path: Path) -> None:
+    made = agent(tmp_path, server(), GRANTS + RULE)
+    (made / "main.py").write_text(BY_BROKER)
+    before = len(rows(home))
+    found = ran(
+        home,
+        made,
+        [
+            ["/mcp", request("initialize", protocolVersion="2025-11-25", capabilities={}, clientInfo={})],
+            ["/mcp", {"jsonrpc": "2.0", "method": "notifications/initialized"}],
+            ["/mcp", request("tools/list")],
+            ["/mcp/loud", request("tools/list")],
+            ["/mcp/none", request("tools/list")],
+            call("hi"),
+            call("secret-word"),
+            ["/mcp/loud", request("tools/call", "x", name="shout", arguments={"text": "ha"})],
+            ["/mcp", []],
+        ],
+    )
+    assert found[0]["result"]["protocolVersion"] == "2025-11-25"
+    assert found[1] == {"id": 1, "ok": {}}
+    assert found[2]["result"]["tools"] == [{**ADVERTISED[0], "name": "loud__shout"}]
+    assert found[3]["result"]["tools"] == ADVERTISED
+    assert found[4]["error"]["code"] == "malformed_request"
+    assert found[5]["result"]["content"][0]["text"] == "HI"
+    assert "permissions.skills.rule" in found[6]["result"]["content"][0]["text"]
+    assert (found[7]["id"], found[7]["result"]["content"][0]["text"]) == ("x", "HA")
+    assert found[8]["error"]["code"] == -32600
+    kinds = [row["type"] for row in rows(home)[before:]]
+    assert sorted(kinds) == ["tool_answered"] * 2 + ["tool_called"] * 2 + ["tool_refused"]

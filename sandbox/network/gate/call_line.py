@@ -36,7 +36,7 @@ class PendingCalls(Generic[Answer]):
     @contextlib.contextmanager
     def one(self) -> Iterator[tuple[int, asyncio.Future[Answer]]]:
         """Yield the number of a new call and its answer. After the block no answer is waited for."""
-        self._number = (self._number + 1) & 0xFFFFFFFF
+        self._number = (self._number + 1) & 0x7FFFFFFF
         number = self._number
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer

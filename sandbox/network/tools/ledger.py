@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
@@ -72,12 +72,23 @@ class StartedServer(Struct, frozen=True):
         return [self.stdin, self.stdout, *([] if self.calls is None else [self.calls])]
 
 
+class BrokerLine(Protocol):
+    """The line from the run's broker to the tool gate. ``started`` closes the gate's end, which the gate has."""
+
+    @property
+    def gate_end(self) -> int:
+        """Return the gate's descriptor."""
+
+    def started(self) -> None:
+        """Close the gate's end here."""
+
+
 class ToolTerms(Struct, frozen=True):
     """The tools of a run: the grants and tools.json for the gate, and the supervisor's part of it.
 
     ``log`` writes an event, and ``sync`` makes all that were written durable. ``start`` starts a server, or returns
     None where it cannot. ``spawn`` starts a child of the run; None where the run may have none. ``hold`` asks an
-    operator about calls, where the grants demand it.
+    operator about calls, where the grants demand it. ``asks`` is the broker's line to the gate.
     """
 
     grants: Mapping[str, Any]
@@ -88,6 +99,7 @@ class ToolTerms(Struct, frozen=True):
     sync: Callable[[], None] = lambda: None
     spawn: Spawn | None = None
     hold: HoldTerms | None = None
+    asks: BrokerLine | None = None
 
     def plan(self) -> dict[str, Any]:
         """Return what the tool gate's process is given."""
@@ -135,6 +147,8 @@ class ToolLedger:
             found["children"] = self._children.gates_end.fileno()
         if self._questions is not None:
             found["questions"] = self._questions.gate_end
+        if self._terms.asks is not None:
+            found["broker"] = self._terms.asks.gate_end
         return found
 
     def started(self) -> None:
@@ -145,6 +159,8 @@ class ToolLedger:
             self._children.gates_end.close()
         if self._questions is not None:
             self._questions.started()
+        if self._terms.asks is not None:
+            self._terms.asks.started()
 
     def fileno(self) -> int:
         """Return the descriptor to watch."""

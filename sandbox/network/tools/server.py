@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import functools
 import json
 import os
 import select
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from policy import errors
@@ -105,6 +106,38 @@ class ServerPipes:
             self.tell(IDLE)
 
 
+class RequestLine:
+    """A line of requests, that of the service gate or that of the broker, whose numbers in the desk begin at ``first``.
+
+    It does not block.
+    """
+
+    def __init__(self, fd: int, first: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd, self.first, self.out = fd, first, Writer(fd)
+        self._in = bytearray()
+
+    def take(self, data: bytes) -> Iterator[tuple[int, int, str, bytes]]:
+        """Take what came, and yield the whole frames: number, kind, alias and message.
+
+        Raises:
+            SystemExit: a frame is none of an honest process.
+        """
+        self._in += data
+        while len(self._in) >= wire.REQUEST.size:
+            number, kind, alias_bytes, size = wire.REQUEST.unpack_from(self._in)
+            wrong = alias_bytes > wire.ALIAS_BYTES or size > wire.MESSAGE_BYTES or number >= wire.BROKERS
+            if wrong or kind not in (wire.MESSAGE, wire.CANCEL):
+                raise SystemExit("a line asks what it may not")
+            at = wire.REQUEST.size + alias_bytes
+            if len(self._in) < at + size:
+                return
+            alias = self._in[wire.REQUEST.size : at].decode("ascii", "replace")
+            message = bytes(self._in[at : at + size])
+            del self._in[: at + size]
+            yield number + self.first, kind, alias, message
+
+
 class ToolLoop:
     """The loop of one tool gate."""
 
@@ -119,17 +152,16 @@ class ToolLoop:
         self._desk = ToolDesk(guard, tools, clock=time.monotonic, spawns=self._children is not None)
         # Without this line no operator can be asked, and a call that needs one is refused.
         self._questions = gate.fds.get("questions", -1)
-        self._line = gate.fds["line"]
-        os.set_blocking(self._line, False)
-        self._out = Writer(self._line)
+        self._lines = [RequestLine(gate.fds["line"], 0)]
+        if "broker" in gate.fds:
+            self._lines.append(RequestLine(gate.fds["broker"], wire.BROKERS))
         self._awaited = 0
-        self._in = bytearray()
         self._servers: dict[str, ServerPipes] = {}
         self._epoll = select.epoll()
         self._masks: dict[int, int] = {}
         self._handlers: dict[int, Callable[[int], None]] = {
-            self._line: self._on_line,
             self._control.fileno(): self._on_control,
+            **{one.fd: functools.partial(self._on_line, one) for one in self._lines},
         }
         self._asks, self._outcomes = Writer(-1), bytearray()
         if self._children is not None:
@@ -162,14 +194,12 @@ class ToolLoop:
 
     def _watch(self) -> None:
         """Read where there is room for what comes of it, and write where something waits."""
-        full = len(self._out) > _WAITING
+        full = any(len(one.out) > _WAITING for one in self._lines)
         full = full or len(self._asks) > _WAITING
         crowded = any(one.writer is not None and len(one.writer) > _WAITING for one in self._servers.values())
         reads = 0 if full or crowded else select.EPOLLIN
-        wanted = {
-            self._line: reads | (select.EPOLLOUT if self._out else 0),
-            self._control.fileno(): select.EPOLLIN,
-        }
+        wanted = {one.fd: reads | (select.EPOLLOUT if one.out else 0) for one in self._lines}
+        wanted[self._control.fileno()] = select.EPOLLIN
         if self._children is not None:
             wanted[self._children] = select.EPOLLIN | (select.EPOLLOUT if self._asks else 0)
         if self._questions >= 0:
@@ -188,21 +218,19 @@ class ToolLoop:
                 self._epoll.modify(fd, mask)
         self._masks = wanted
 
-    # --- the service gate -----------------------------------------------------------------------------
+    # --- the service gate and the broker ----------------------------------------------------------------
 
-    def _on_line(self, events: int) -> None:
+    def _on_line(self, line: RequestLine, events: int) -> None:
         if events & select.EPOLLOUT:
-            self._out.flush()
+            line.out.flush()
         if not events & ~select.EPOLLOUT:
             return
-        data = os.read(self._line, _CHUNK)
+        data = os.read(line.fd, _CHUNK)
         if not data:
-            raise SystemExit("the service gate is gone")
-        self._in += data
+            raise SystemExit("the service gate or the broker is gone")
         # INVARIANT: the rows of these calls before their lines. All wait for one sync of the log.
         wanted = []
-        while (frame := self._frame()) is not None:
-            number, kind, alias, message = frame
+        for number, kind, alias, message in line.take(data):
             wanted.append(self._desk.cancel(number) if kind == wire.CANCEL else self._desk.take(number, alias, message))
         # A frozen server thaws while the rows are written.
         for alias in {alias for one in wanted for alias, _ in one.lines if alias in self._servers}:
@@ -211,20 +239,6 @@ class ToolLoop:
         for one in wanted:
             self._apply(one)
 
-    def _frame(self) -> tuple[int, int, str, bytes] | None:
-        if len(self._in) < wire.REQUEST.size:
-            return None
-        number, kind, alias_bytes, size = wire.REQUEST.unpack_from(self._in)
-        if alias_bytes > wire.ALIAS_BYTES or size > wire.MESSAGE_BYTES or kind not in (wire.MESSAGE, wire.CANCEL):
-            raise SystemExit("the service gate asks what it may not")
-        at = wire.REQUEST.size + alias_bytes
-        if len(self._in) < at + size:
-            return None
-        alias = self._in[wire.REQUEST.size : at].decode("ascii", "replace")
-        message = bytes(self._in[at : at + size])
-        del self._in[: at + size]
-        return number, kind, alias, message
-
     def _apply(self, effects: Effects) -> None:
         for alias in effects.starts:
             self._servers[alias] = ServerPipes()
@@ -232,7 +246,8 @@ class ToolLoop:
         for question in effects.questions:
             self._ask(question)
         for number, said, message in effects.replies:
-            self._out.put(wire.REPLY.pack(number, said, len(message)) + message)
+            line = self._lines[number >= wire.BROKERS]
+            line.out.put(wire.REPLY.pack(number - line.first, said, len(message)) + message)
         for number, message in effects.children:
             self._asks.put(wire.SPAWN.pack(number, len(message)) + message)
         for alias, data in effects.lines:

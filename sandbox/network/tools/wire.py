@@ -2,6 +2,7 @@
 
 service gate -> tool gate   a REQUEST, the alias that the path names, one message of MCP (SOCK_STREAM)
 tool gate -> service gate   a REPLY, one message of MCP
+broker -> tool gate         as the service gate, on a line of its own, and the same back
 tool gate -> supervisor     a row of the log (SOCK_SEQPACKET); ACK for each that must be durable before a call
 tool gate -> supervisor     the alias of a server that is to start (SOCK_SEQPACKET)
 supervisor -> tool gate     the alias with descriptors: the server's stdin and stdout, and a pipe to its shim that says
@@ -39,6 +40,8 @@ ACK: Final = b"+"
 AWAITED: Final = "tool_called"
 # Number of the request, and whether its call may be made.
 VERDICT: Final = struct.Struct("!I?")
+# Numbers of both lines are below this one, which the tool gate adds to those of the broker.
+BROKERS: Final = 1 << 31
 LAST_NUMBER: Final = (1 << 32) - 1
 # Calls of one run that are held at one time, and the bytes of a question.
 HELD_CALLS: Final = 64
