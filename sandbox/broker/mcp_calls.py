@@ -33,8 +33,8 @@ class McpCalls:
         self._calls: dict[int, BrokerCall] = {}
         self._number = 0
         self._in, self._out = bytearray(), bytearray()
-        self._open, self._watched = True, False
-        broker.add({KIND: self.take}, begin=self._begin, close=self.close, look=self._flush)
+        self._open, self._begun, self._watched = True, False, False
+        broker.add({KIND: self.take}, begin=self._watch, close=self.close, look=self._look)
 
     @property
     def gate_end(self) -> int:
@@ -70,13 +70,27 @@ class McpCalls:
         self._hang_up()
         self._gate.close()
 
-    def _begin(self) -> None:
+    def _watch(self) -> None:
         """Take replies from now on: the agent is about to be given its intent."""
-        self._watched = True
-        self._broker.watch(self._line.fileno(), self._on_line)
+        if self._open:
+            self._begun = self._watched = True
+            self._broker.watch(self._line.fileno(), self._on_line)
+
+    def _look(self) -> None:
+        """Take replies again, once the agent reads its answers."""
+        if self._begun and not self._watched and self._broker.room:
+            self._watch()
+        self._flush()
 
     def _on_line(self) -> None:
         self._flush()
+        if not self._open:
+            return
+        if not self._broker.room:
+            # The gate has limits for what waits, and the shim holds no more than one answer beyond its own.
+            self._watched = False
+            self._broker.forget(self._line.fileno())
+            return
         try:
             data = self._line.recv(_CHUNK)
         except BlockingIOError:
@@ -87,6 +101,9 @@ class McpCalls:
             self._hang_up()
             return
         self._in += data
+        self._take_replies()
+
+    def _take_replies(self) -> None:
         while self._open and len(self._in) >= wire.REPLY.size:
             number, said, size = wire.REPLY.unpack_from(self._in)
             if size > _WAITING or number not in self._calls:
@@ -119,6 +136,7 @@ class McpCalls:
         self._open = False
         if self._watched:
             self._broker.forget(self._line.fileno())
+        self._watched = False
         self._line.close()
         self._out.clear()
         calls, self._calls = self._calls, {}

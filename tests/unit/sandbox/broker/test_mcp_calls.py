@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator
@@ -107,3 +108,32 @@ def test_end_of_gate_answers_what_is_open(gate: Gate) -> None:
     gate.line.close()
     gate.broker.serve()
     assert gate.told()["error"]["message"] == "the tool gate is gone"
+
+
+def test_agent_that_reads_nothing_holds_the_gate_up(gate: Gate) -> None:
+    """The shim does not gather replies that the agent leaves unread."""
+    gate.agent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    for ident in range(8):
+        gate.ask(ident, message="{}")
+    numbers = [gate.asked()[0] for _ in range(8)]
+    gate.line.setblocking(False)
+    frames = b"".join(wire.REPLY.pack(one, wire.ANSWER, 2 << 20) + b"x" * (2 << 20) for one in numbers)
+    sent = stuck = 0
+    while stuck < 20 and sent < len(frames):
+        try:
+            sent += gate.line.send(frames[sent : sent + (1 << 18)])
+        except BlockingIOError:
+            stuck += 1
+        gate.broker.serve()
+        gate.broker.round().look()
+    assert sent < len(frames) / 2
+    told = b""
+    while told.count(b"\n") < 8:
+        with contextlib.suppress(BlockingIOError):
+            sent += gate.line.send(frames[sent : sent + (1 << 18)])
+        gate.agent.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            told += gate.agent.recv(1 << 20)
+        gate.broker.serve()
+        gate.broker.round().look()
+    assert {json.loads(line)["id"] for line in told.splitlines()} == set(range(8))
