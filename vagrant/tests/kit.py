@@ -112,6 +112,13 @@ class Operator:
             "COVENANT_STATE": str(STATE),
         }
 
+    def served(self) -> Operator:
+        """Return this operator as one who asks the installed service: a state of its own would go before it."""
+        other = Operator(self.base)
+        kept = {key: value for key, value in self.environment.items() if key != "COVENANT_STATE"}
+        other.environment = {**kept, "COVENANT_SOCKET": "/run/covenant/supervisor.sock"}
+        return other
+
     def covenant(self, *arguments: str, expect: int = 0) -> str:
         """Run the command to its end; what it printed."""
         done = subprocess.run(

@@ -50,10 +50,7 @@ def _installed(host: Any) -> None:
 
 def _start(operator: kit.Operator, package: pathlib.Path) -> kit.Agent:
     """Ask the installed service for a run, and wait until its agent lives."""
-    environment = {key: value for key, value in operator.environment.items() if key != "COVENANT_STATE"}
-    agent = kit.Operator(operator.base)
-    agent.environment = {**environment, "COVENANT_SOCKET": "/run/covenant/supervisor.sock"}
-    return agent.start(package)
+    return operator.served().start(package)
 
 
 def _upgrade(host: Any, operator: kit.Operator, packages: dict[str, pathlib.Path]) -> None:

@@ -65,11 +65,12 @@ def _serves(host: Any, base: pathlib.Path) -> None:
     operator.covenant("trust", "init", "--key", "second")
     path = kit.Package("answer = 7\n", "memory_mb = 64\n").write(base / "short")
     operator.covenant("manifest", "sign", str(path), "--key", "second")
-    assert operator.start(path).value() == 7
+    assert operator.served().start(path).value() == 7
     host.check_output("systemctl start covenantd.service")
     running = host.check_output("ps -e -o user:32=,args=").splitlines()
     for user, name in (("root", "covenant-supervisor"), ("covenant", "covenantd")):
-        assert any(line.split()[0] == user and f"{PLACE}/bin/{name}" in line for line in running), running
+        ours = [line for line in running if "covenant" in line]
+        assert any(line.split()[0] == user and f"{PLACE}/bin/{name}" in line for line in ours), "\n".join(ours)
     asked = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8421/health', timeout=60).status)"
     assert _run("/usr/bin/python3", "-c", asked) == "200\n"
 
