@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import yaml
+from ruamel.yaml import YAML
 
 BIN = pathlib.Path(sys.executable).parent
 
@@ -100,7 +100,7 @@ _BETWEEN = re.compile(r"&&|\|\||[|;\n]|[<$]\(")
 
 
 def _steps(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-    document = yaml.safe_load(path.read_text())
+    document = YAML(typ="safe").load(path)
     for job in document.get("jobs", {"action": document.get("runs")}).values():
         yield from (step for step in job["steps"] if "run" in step)
 
