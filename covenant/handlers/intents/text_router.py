@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from covenant.providers.embed import unspaced
 from covenant.runtime.packages import Card
 from policy.manifest.agent import Manifest
 
@@ -49,9 +50,12 @@ class RouteMatch:
 
 
 def words(text: str) -> frozenset[str]:
-    """The words of a text that count: letters and digits, case folded, in one Unicode form."""
+    """The words of a text that count: letters and digits, case folded, in one Unicode form.
+
+    In scripts without spaces the pairs of characters count as well: a sentence there is one word.
+    """
     folded = unicodedata.normalize("NFKC", text).casefold()
-    return frozenset(_WORD.findall(folded)) - _STOP
+    return frozenset((*_WORD.findall(folded), *unspaced.pairs(folded))) - _STOP
 
 
 def keywords(manifest: Manifest) -> frozenset[str]:

@@ -84,3 +84,19 @@ def test_version_1s_packages_get_its_sentences(text: str, agent_id: str | None) 
     ]
     match = text_router.route(text, known)
     assert (match.agent_id if match else None) == agent_id
+
+
+@pytest.mark.parametrize(
+    ("text", "agent_id"),
+    [
+        ("会議は水曜日の午後三時ですか", "planner"),
+        ("翻訳してください", "translator"),
+        ("번역해 주세요", "korean"),
+        ("いい天気", None),
+    ],
+)
+def test_words_without_spaces_find_agent(text: str, agent_id: str | None) -> None:
+    described = {"planner": "会議の予定を決める", "translator": "文章を翻訳する", "korean": "글을 번역합니다"}
+    known = [(name, _keywords(name, about)) for name, about in described.items()]
+    found = text_router.route(text, known)
+    assert (found and found.agent_id) == agent_id
