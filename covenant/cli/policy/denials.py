@@ -27,10 +27,11 @@ _PATH = click.Path(path_type=Path)
 _SHOWN = 5
 
 
-# A run without a network has no firewall that could tell, and gVisor tells of no missing file by itself.
+# A run without a network has no firewall that could tell. Its filter refuses socket(2), which is told, unless the
+# manifest grants that call. gVisor tells of no missing file by itself.
 _UNTOLD: Final = (
     "not told: files that the agent does not find, unless `tell_files = true` stands in config.toml, and connections "
-    "of an agent without a network; covenant policy why says whether the package may"
+    "of an agent without a network that is granted socket and connect; covenant policy why says whether the package may"
 )
 _OPTIONS: Final = (
     "note: a session gets more by an option of covenant exec: --net HOST, --read PATH, --write VOLUME, --layer NAME"
