@@ -138,6 +138,7 @@ class HostFacts(Struct, frozen=True):
     """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count.
 
     ``providers`` are the names of the operator's providers of models, ``searchers`` those of searches,
+    ``agent_servers`` those of agents,
     ``publish_ports`` the loopback ports at which agents may publish, ``host_ports`` those that they
     may reach, ``tools`` the tools of the package's stdio servers, by URI, and
     ``proxied`` says whether connections go by the operator's proxy alone.
@@ -163,4 +164,5 @@ class HostFacts(Struct, frozen=True):
     host_ports: tuple[int, ...] = ()
     proxied: bool = False
     searchers: tuple[str, ...] = ()
+    agent_servers: tuple[str, ...] = ()
     tools: frozenset[str] = frozenset()

@@ -369,6 +369,17 @@ WEB = (
         "name it once",
         at="hosts = [{ name",
     ),
+    R(
+        "agent odd",
+        '"wordcount", "summariser"',
+        '"word count"',
+        "`word count`",
+        "the id of an agent",
+        at='allow = ["word count"',
+    ),
+    R("agent dots", '"wordcount", "summariser"', '".."', "`..`", "the id of an agent", at='allow = [".."'),
+    R("agent twice", '"wordcount", "summariser"', '"a", "a"', "`a` is listed twice", "keep one", at='allow = ["a"'),
+    R("agent none", '["wordcount", "summariser"]', "[]", "allows 0 agents", "name from 1", at="[services.agents]"),
     R("page host none", '["docs.example.com", "*.example.org"]', "[]", "no host", "write hosts", at="[services.fetch]"),
 )
 _PLACE = '"unix:/srv/full/web.sock"'

@@ -216,6 +216,17 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
         "duration_ms": "int",
         "credits": "int",
     },
+    # One call to another agent (`peer`) over A2A, once it has ended; `method` is its name in JSON-RPC, or `card`;
+    # status 0: no answer. The digest is that of what was asked.
+    "agent_asked": {
+        **_RUN,
+        "peer": "text",
+        "method": "text",
+        "status": "int",
+        "request_sha256": "text",
+        "bytes": "int",
+        "duration_ms": "int",
+    },
     # A port of the agent is about to be published at `to`; at its end the connections that were carried and refused,
     # and the bytes to the agent (`in`) and from it. A killed run has no row of the end.
     "port_published": {**_RUN, "port": "int", "to": "text"},

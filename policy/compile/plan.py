@@ -199,7 +199,12 @@ def _link_cause(manifest: Manifest) -> Cause | None:
         return Cause("manifest", "resources.network", "a network that is not off")
     if manifest.services.models.allow:
         return Cause("manifest", "services.models.allow", "a link to the service gate")
-    web = (("search.allow", manifest.services.search.allow), ("fetch.hosts", manifest.services.fetch.hosts))
+    asked = manifest.services
+    web = (
+        ("search.allow", asked.search.allow),
+        ("fetch.hosts", asked.fetch.hosts),
+        ("agents.allow", asked.agents.allow),
+    )
     for key, granted in web:
         if granted:
             return Cause("manifest", f"services.{key}", "a link to the service gate")

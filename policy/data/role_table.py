@@ -20,7 +20,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
@@ -79,7 +79,16 @@ def _opened(
     row: _Row,
     key: str,
     domain: type[
-        CredentialSet | ExecutableSet | HostPorts | InjectSet | PublishSet | ServiceSet | SshSet | SyscallSet | WebSet
+        AgentSet
+        | CredentialSet
+        | ExecutableSet
+        | HostPorts
+        | InjectSet
+        | PublishSet
+        | ServiceSet
+        | SshSet
+        | SyscallSet
+        | WebSet
     ],
 ) -> Any:
     return domain.top() if row.opened(key) else domain.bottom()
@@ -128,6 +137,8 @@ _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     "host_ports": lambda row: _opened(row, "host_ports", HostPorts),
     # As inject: a key that only signs logins is less than a secret that is given.
     "ssh": lambda row: _opened(row, "ssh", SshSet),
+    # An agent that is asked acts with its own rights, so only roles that direct others may ask.
+    "agents": lambda row: _opened(row, "agents", AgentSet),
 }
 
 

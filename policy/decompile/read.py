@@ -25,7 +25,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import Ceilings
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -59,6 +59,7 @@ class Grants(Struct, frozen=True):
     host_ports: HostPorts
     ssh: SshSet
     may_grant: MayGrant
+    agents: AgentSet
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -169,6 +170,7 @@ def read(files: Files) -> Decompiled:
             host_ports=reached.host_ports,
             ssh=reached.ssh,
             may_grant=held.may_grant,
+            agents=reached.agents,
         ),
         arch,
         found,

@@ -34,6 +34,7 @@ RISKS = (
     "is reached from this host",
     "acts through tools",
     "starts agents",
+    "asks agents",
     "reads files of the host",
     "uses the machine",
     "lives longer",
@@ -268,6 +269,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "host_ports": _one("reaches this host", "port of this host"),
     "ssh": _one("acts with secrets", "login that is signed"),
     "may_grant": _one("starts agents", "right for children"),
+    "agents": _one("asks agents", "agent that is asked"),
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 

@@ -215,10 +215,13 @@ def _tls(tls: dict[str, Any]) -> Rules:
 def _services(document: dict[str, Any]) -> Rules:
     asks = {"models", *LIMITS} if "models" in document else set()
     reads = {"web"} & set(document)
-    closed("services of gates.json", document, {"listen", "names", *asks, *reads})
+    sends = {"agents"} & set(document)
+    closed("services of gates.json", document, {"listen", "names", *asks, *reads, *sends})
     yield "gates.json:services", f"port {document['listen']}, {', '.join(document['names'])}"
     if reads:
         yield from _web(document["web"])
+    for one in document.get("agents", ()):
+        yield f"gates.json:services/agent/{one}", f"messages to agent {one}"
     if not asks:
         return
     for entry in document["models"]:

@@ -87,6 +87,7 @@ def nothing_known(manifest: Manifest) -> HostFacts:
         network=NetworkFacts("", "", links=True),
         providers=tuple(one.provider for one in manifest.services.models.allow),
         searchers=tuple(manifest.services.search.allow),
+        agent_servers=("a2a",) if manifest.services.agents.allow else (),
         publish_ports=tuple(int(port) for port in ports),
         host_ports=tuple(port for _, port in manifest.permissions.host_ports),
     )

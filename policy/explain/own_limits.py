@@ -22,7 +22,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 262_144
 _GRANTS: Final = (
     *("filesystem", "network", "syscalls", "executables", "credentials"),
-    *("skills", "spawning", "services", "publish", "inject", "web", "host_ports", "ssh", "may_grant"),
+    *("skills", "spawning", "services", "publish", "inject", "web", "host_ports", "ssh", "may_grant", "agents"),
 )
 
 
@@ -81,6 +81,8 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "fetch", "at": "http://fetch.covenant/fetch?url=URL", "kinds": ["text"]}
     if effective.skills.mcp:
         yield {"name": "tools", "at": "http://tools.covenant/mcp", "kinds": ["mcp"]}
+    for one in effective.agents.listing():
+        yield {"name": one, "at": f"http://agents.covenant/{one}", "kinds": ["a2a"]}
     for name, _ in effective.skills.commands:
         yield {"name": name, "at": f"http://tools.covenant/command/{name}", "kinds": ["command"]}
     for port in effective.host_ports.numbers():

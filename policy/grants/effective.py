@@ -24,7 +24,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.domain import EMPTY, Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -49,6 +49,7 @@ DOMAINS: dict[str, type[Domain]] = {
     "host_ports": HostPorts,
     "ssh": SshSet,
     "may_grant": MayGrant,
+    "agents": AgentSet,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
@@ -59,6 +60,7 @@ NO_WEB: Final = WebSet.bottom()
 NO_HOST: Final = HostPorts.bottom()
 NO_SSH: Final = SshSet.bottom()
 NO_RIGHTS: Final = MayGrant.bottom()
+NO_AGENTS: Final = AgentSet.bottom()
 # Left out of documents where nothing of them is granted, as before there were any.
 _LATER: Final[dict[str, Domain]] = {
     "services": NO_SERVICES,
@@ -68,6 +70,7 @@ _LATER: Final[dict[str, Domain]] = {
     "host_ports": NO_HOST,
     "ssh": NO_SSH,
     "may_grant": NO_RIGHTS,
+    "agents": NO_AGENTS,
 }
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
@@ -95,6 +98,7 @@ class Effective:
     host_ports: HostPorts = NO_HOST
     ssh: SshSet = NO_SSH
     may_grant: MayGrant = NO_RIGHTS
+    agents: AgentSet = NO_AGENTS
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -144,8 +148,9 @@ class Effective:
         web = _web(manifest.services)
         host_ports = HostPorts.ports(port for _, port in table.host_ports)
         ssh = SshSet.rows(ssh_rows(manifest.services))
+        agents = AgentSet.of(manifest.services.agents.allow)
         tools = (*table.skills.allow, *manifest.tools.command)
-        linked = network.mode != "off" or bool(services or publish or web or tools or host_ports or ssh)
+        linked = network.mode != "off" or any((services, publish, web, tools, host_ports, ssh, agents))
         brought = (("executables", bool(executables)), ("network", linked))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
@@ -174,6 +179,7 @@ class Effective:
             host_ports=host_ports,
             ssh=ssh,
             may_grant=_may_grant(manifest.spawn, (additions or {}).get("network")),
+            agents=agents,
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -187,8 +193,8 @@ class Effective:
 
     @property
     def served(self) -> bool:
-        """Whether the agent has a service gate: for models, searches, pages or tools."""
-        return bool(self.services or self.web) or self.asks_tools
+        """Whether the agent has a service gate: for models, searches, pages, tools or agents."""
+        return bool(self.services or self.web or self.agents) or self.asks_tools
 
     @property
     def asks_tools(self) -> bool:

@@ -23,7 +23,7 @@ from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import LIMITS, WEB_LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
@@ -38,7 +38,7 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    later = {"services", "publish", "inject", "web", "host_ports", "ssh", "may_grant"}
+    later = {"services", "publish", "inject", "web", "host_ports", "ssh", "may_grant", "agents"}
     if type(document) is not dict or {*document, *later} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
@@ -238,5 +238,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "host_ports": _host_ports,
     "ssh": _ssh,
     "may_grant": _may_grant,
+    "agents": _set_of(AgentSet, "allow"),
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

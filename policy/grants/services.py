@@ -1,5 +1,6 @@
 """Service grants: the models, searches and pages that an agent may ask its service gate for, the ports that this
-host may reach, the ports of this host that it may reach, and the keys of SSH that sign for it.
+host may reach, the ports of this host that it may reach, the keys of SSH that sign for it, and the agents that it may
+ask.
 
 A pattern is a model's whole name, or a beginning of one with ``*`` behind it. Two patterns so written either hold one
 another or have nothing in common, which makes the meet exact.
@@ -306,3 +307,19 @@ class SshSet(NameSet):
         """The keys, or ``*``."""
         rows = [{"host": host, "key": key, "secret": secret} for secret, host, key in self.triples()]
         return {"keys": [ANY] if self.any else rows}
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSet(NameSet):
+    """Ids of the agents that the agent may send messages to over A2A."""
+
+    def __bool__(self) -> bool:
+        return self.any or bool(self.names)
+
+    def describe(self) -> tuple[str, ...]:
+        """A line an agent."""
+        return ("ask any agent",) if self.any else tuple(f"ask agent {one}" for one in self.listing())
+
+    def canonical(self) -> dict[str, Any]:
+        """The ids, or ``*``."""
+        return {"allow": self.listing()}

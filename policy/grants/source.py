@@ -221,6 +221,13 @@ class FetchSection(Protocol):
     def requests_per_minute(self) -> int | None: ...
 
 
+class AgentsSection(Protocol):
+    """``[services.agents]``."""
+
+    @property
+    def allow(self) -> Sequence[str]: ...
+
+
 class SshHostItem(Protocol):
     """A host of ``services.ssh_agent``."""
 
@@ -248,6 +255,8 @@ class ServicesSection(Protocol):
     def search(self) -> SearchSection: ...
     @property
     def fetch(self) -> FetchSection: ...
+    @property
+    def agents(self) -> AgentsSection: ...
     @property
     def ssh_agent(self) -> Sequence[SshAgentItem]: ...
 

@@ -1,4 +1,4 @@
-"""``[services]``: models, searches and pages that the agent asks for at its own service gate.
+"""``[services]``: models, searches, pages and agents that the agent asks for at its own service gate.
 
 ``[spawn]``: agents that it may start, and rights that it may give to them.
 
@@ -115,6 +115,23 @@ class Fetch(fields.Section):
     requests_per_minute: Annotated[int | None, whole(1, _U31, "pages in any 60 seconds")] = None
 
 
+# As an agent's id (policy.manifest.agent), in a path of a URL: none that is dots alone.
+AGENT: Final = r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}"
+AGENTS: Final = 256
+AgentName = Annotated[str, AfterValidator(text.Matching("agent", AGENT, "the id of an agent: A-Z a-z 0-9 _ . -"))]
+
+
+class Agents(fields.Section):
+    """``[services.agents]``: agents of the daemon at ``http://agents.covenant/AGENT``, over A2A."""
+
+    allow: Annotated[
+        tuple[AgentName, ...],
+        fields.LIST,
+        AfterValidator(fields.unique),
+        says("ids of agents that it may send messages to"),
+    ] = ()
+
+
 # Keys of one service: an agent offers each of them to a host, and hosts end a connection after six.
 SSH_KEYS: Final = 4
 SSH_HOSTS: Final = 16
@@ -184,6 +201,7 @@ class Services(fields.Section):
     models: Models = Models()
     search: Search = Search()
     fetch: Fetch = Fetch()
+    agents: Agents = Agents()
     ssh_agent: Annotated[tuple[SshAgentEntry, ...], fields.LIST] = ()
 
     def problems(self) -> Iterator[tuple[str, str, str]]:
@@ -194,6 +212,9 @@ class Services(fields.Section):
             yield "services.search", "[services.search] allows no provider", "write allow, or take the section out"
         if "fetch" in self.model_fields_set and not self.fetch.hosts:
             yield "services.fetch", "[services.fetch] allows no host", "write hosts, or take the section out"
+        if "agents" in self.model_fields_set and not 0 < len(self.agents.allow) <= AGENTS:
+            message = f"[services.agents] allows {len(self.agents.allow)} agents"
+            yield "services.agents", message, f"name from 1 to {AGENTS} agents, or take the section out"
         if len(self.ssh_agent) > SSH_KEYS:
             yield "services.ssh_agent", f"{len(self.ssh_agent)} keys are granted", f"grant at most {SSH_KEYS}"
         for index, one in enumerate(self.ssh_agent):

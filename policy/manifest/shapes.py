@@ -370,6 +370,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
                 "properties": {"allow": {"items": {"properties": {"models": _ITEMS}}, **_ITEMS}},
             },
             search={"required": ["allow"], "properties": {"allow": _ITEMS}},
+            agents={"required": ["allow"], "properties": {"allow": {**_ITEMS, "maxItems": services.AGENTS}}},
             fetch={"required": ["hosts"], "properties": {"hosts": _ITEMS}},
             ssh_agent={
                 "maxItems": services.SSH_KEYS,

@@ -182,7 +182,8 @@ def _by_proxy(manifest: Manifest) -> Iterator[Lack]:
 def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     asked, standby = manifest.services.models.allow, manifest.sandbox.standby
     search, fetch = manifest.services.search.allow, manifest.services.fetch.hosts
-    for key, granted in (("search", search), ("fetch", fetch)):
+    agents = manifest.services.agents.allow
+    for key, granted in (("search", search), ("fetch", fetch), ("agents", agents)):
         if granted and standby:
             lacking = "keys of services that change while an instance waits"
             yield "sandbox.standby", f"standby `{standby}` beside services.{key}", lacking, "write standby = 0"
@@ -192,6 +193,9 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         if name not in host.searchers:
             mend = f"write [providers.{name}] in providers.toml, of a kind that searches (docs/search.md)"
             yield f"services.search.allow[{index}]", f"provider `{name}`", f"a provider `{name}` of searches", mend
+    if agents and not host.agent_servers:
+        lacking, mend = "a server of agents", "write [providers.NAME] in providers.toml, of kind a2a (docs/a2a.md)"
+        yield "services.agents.allow", "agents", lacking, mend
     if asked and standby:
         lacking = "keys of models that change while an instance waits"
         yield "sandbox.standby", f"standby `{standby}` beside services.models", lacking, "write standby = 0"

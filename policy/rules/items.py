@@ -18,7 +18,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import LIMITS, WEB_LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -144,6 +144,11 @@ def _web(m: Manifest, e: Effective) -> Items:
         yield key, structs.replace(WebSet.bottom(), **{name: getattr(e.web, name)})
 
 
+def _agents(m: Manifest, e: Effective) -> Items:
+    for i, one in enumerate(m.services.agents.allow):
+        yield f"services.agents.allow[{i}]", AgentSet.of([one])
+
+
 def _host_ports(m: Manifest, e: Effective) -> Items:
     for i, port in m.permissions.host_ports:
         yield f"permissions.network[{i}]", HostPorts.ports([port])
@@ -187,6 +192,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "host_ports": _host_ports,
     "ssh": _ssh,
     "may_grant": _may_grant,
+    "agents": _agents,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

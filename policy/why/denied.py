@@ -77,6 +77,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "model_not_granted"): "no grant names this model of a provider that answers in this API",
     ("model", "search_not_granted"): "no provider of searches is granted",
     ("model", "host_not_granted"): "no grant of services.fetch names this host",
+    ("model", "agent_not_granted"): "no grant of services.agents names this agent",
     ("model", "address_refused"): "the name leads to an address that is not public",
     ("model", "limit"): "a limit of the services was reached",
     ("model", "path_refused"): "the service gate knows no such operation",

@@ -266,6 +266,10 @@ class RunEvents:
         """Make all rows durable."""
         self._flush()
 
+    def agent_asked(self, fields: Mapping[str, Any]) -> None:
+        """Record a call to another agent, once it has ended: its digest and counts."""
+        self._append("agent_asked", agent_id=self.agent_id, **fields)
+
     def port_published(self, port: int, to: str) -> None:
         """Record that a port of the agent is about to be reached at a place of this host."""
         self._append("port_published", agent_id=self.agent_id, port=port, to=to)

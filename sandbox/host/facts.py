@@ -67,6 +67,7 @@ def probe(config: Config) -> HostFacts:
             runsc=_usable_runsc(config),
             network=network_facts(config),
             providers=tuple(name for name, one in operators.items() if one.answers),
+            agent_servers=tuple(name for name, one in operators.items() if one.has_agents),
             searchers=tuple(name for name, one in operators.items() if one.searches),
             publish_ports=config.publish_ports,
             host_ports=config.host_ports,

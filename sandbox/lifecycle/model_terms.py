@@ -20,7 +20,7 @@ from sandbox.config import Config
 from sandbox.kernel.proc.secret_memory import guard_process
 from sandbox.network.gate.proxy import Proxy, ProxyTerms
 from sandbox.network.service import gate, limits, providers
-from sandbox.network.service.ledger import Asked, WebAsked
+from sandbox.network.service.ledger import AgentAsked, Asked, Row
 from sandbox.network.service.providers import Provider
 from sandbox.vault.embedded import FILE, FOLDER
 from sandbox.vault.open import configured
@@ -35,13 +35,27 @@ def of(decision: Decision, config: Config, rows: RunEvents, credits_: int | None
         errors.VaultError: a key cannot be had, with the verb that puts it there.
     """
     effective = decision.effective
-    named = {provider for provider, _ in effective.services.models} | set(effective.web.search)
     operators = providers.load_all(config.state)
-    granted = {name: one for name, one in operators.providers.items() if name in named}
+    granted = _granted(decision, operators.providers)
     pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
     told = functools.partial(_told, granted, rows)
     by = proxy(config)
     return gate.Terms(granted, keys(granted, config), told, config.tls.further(), pages, credits_, meter, proxy=by)
+
+
+def _granted(decision: Decision, operators: Mapping[str, Provider]) -> dict[str, Provider]:
+    """The granted providers in the operator's order, and the first server of agents where an agent is granted.
+
+    The daemon knows each agent by a token of its own, so ``secret`` is there the beginning of the secret's name.
+    """
+    effective = decision.effective
+    named = {provider for provider, _ in effective.services.models} | set(effective.web.search)
+    found = {name: one for name, one in operators.items() if name in named}
+    server = next((name for name, one in operators.items() if one.has_agents and effective.agents), None)
+    if server is not None:
+        one = operators[server]
+        found[server] = one.model_copy(update={"secret": f"{one.secret}.{decision.manifest.agent.id}"})
+    return found
 
 
 def proxy(config: Config) -> Proxy | None:
@@ -104,10 +118,8 @@ class KeyWatch:
     """
 
     def __init__(self, decision: Decision, config: Config, stack: contextlib.ExitStack) -> None:
-        effective = decision.effective
-        named = {provider for provider, _ in effective.services.models} | set(effective.web.search)
-        found = providers.load(config.state)
-        self._wanted = {name: found[name].secret for name in sorted(named & set(found)) if found[name].secret}
+        found = _granted(decision, providers.load(config.state))
+        self._wanted = {name: one.secret for name, one in sorted(found.items()) if one.secret}
         self._config, self._file = config, config.state / FOLDER / FILE
         self._seen = self._stamp()
         self._gone, self._unanswered, self._next = "", 0, 0.0
@@ -156,11 +168,13 @@ class KeyWatch:
         return found.st_ino, found.st_mtime_ns
 
 
-def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Asked | WebAsked) -> None:
+def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Row) -> None:
     if isinstance(asked, Asked):
         one = granted[asked.provider]
         cost = limits.price(asked.input_tokens, asked.output_tokens, one.input_price, one.output_price)
         rows.model_asked(structs.asdict(asked), cost)
+    elif isinstance(asked, AgentAsked):
+        rows.agent_asked(structs.asdict(asked))
     else:
         cost = granted[asked.target].request_price if asked.service == "search" and asked.status == 200 else 0
         rows.web_asked(structs.asdict(asked), cost)

@@ -11,7 +11,7 @@ from policy import denials
 from sandbox.kernel.net import netns
 from sandbox.network import addresses, namespaces
 from sandbox.network.service import gate, providers
-from sandbox.network.service.ledger import Asked, WebAsked
+from sandbox.network.service.ledger import Asked, Row, WebAsked
 
 PLAN: dict[str, Any] = {
     "listen": 80,
@@ -28,7 +28,7 @@ class Gated:
 
     def __init__(self, spaces: namespaces.Spaces, opened: gate.ServiceGate, told: list[denials.Denial]) -> None:
         self._spaces, self.gate, self._told = spaces, opened, told
-        self.rows: list[Asked | WebAsked] = []
+        self.rows: list[Row] = []
 
     @property
     def asked(self) -> list[Asked]:
@@ -89,7 +89,7 @@ def opened(
 ) -> Iterator[Gated]:
     """A gate with the providers of ``text`` while the block lasts."""
     told: list[denials.Denial] = []
-    asked: list[Asked | WebAsked] = []
+    asked: list[Row] = []
     found = providers.parse_all(text.encode(), file="providers.toml")
     with namespaces.made() as made:
         namespaces.connect(made)

@@ -34,6 +34,7 @@ _SHOWN_DOMAINS = (
     "inject",
     "host_ports",
     "ssh",
+    "agents",
 )
 
 

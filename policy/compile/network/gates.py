@@ -26,7 +26,7 @@ NAME_BYTES = 253
 TTL_SECONDS = (30, 3600)
 _DNS = built_in("dns gate", "resolves granted names alone, within a rate and a length")
 _SERVICES = built_in(
-    "service gate", "answers for granted models, searches, pages and tools at the gateway's own address alone"
+    "service gate", "answers for granted models, searches, pages, tools and agents at the gateway's own address alone"
 )
 _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where a name was granted")
 
@@ -97,13 +97,25 @@ def _services(effective: Effective, origins: Origins, provenance: Provenance) ->
         ("search", web.search),
         ("fetch", web.fetch),
         ("tools", effective.asks_tools),
+        ("agents", effective.agents),
     )
     document: dict[str, Any] = {"listen": SERVICE_PORT, "names": [f"{name}.covenant" for name, one in granted if one]}
     if effective.services:
         document |= _models(effective, origins, provenance)
     if web:
         document["web"] = _web(effective, origins, provenance)
+    if effective.agents:
+        document["agents"] = _agents(effective, origins, provenance)
     return document
+
+
+def _agents(effective: Effective, origins: Origins, provenance: Provenance) -> list[str]:
+    written, key = origins.manifest.services.agents.allow, "services.agents.allow"
+    for one in effective.agents.listing():
+        if one not in written:
+            raise origins.uncovered(key, one)
+        provenance.add(f"gates.json:services/agent/{one}", Cause("manifest", f"{key}[{written.index(one)}]", one))
+    return effective.agents.listing()
 
 
 def _web(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:

@@ -20,7 +20,17 @@ from policy.decompile.documents import Files, NoneType, closed, fixed, refuse, s
 from policy.decompile.network import nft
 from policy.grants.credentials import EVERY as EVERY_REQUEST
 from policy.grants.credentials import InjectRule, InjectSet
-from policy.grants.services import EVERY, LIMITS, WEB_LIMITS, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import (
+    EVERY,
+    LIMITS,
+    WEB_LIMITS,
+    AgentSet,
+    HostPorts,
+    PublishSet,
+    ServiceSet,
+    SshSet,
+    WebSet,
+)
 from policy.grants.sets import hostnames
 from policy.grants.sets.domain import ANY
 from policy.grants.sets.spans import Spans
@@ -68,6 +78,7 @@ class Gates(Struct, frozen=True):
     asked_tls: Mapping[str, Spans] = msgspec.field(default_factory=dict)
     ssh_port: int | None = None
     ssh: SshSet = SshSet()
+    agents: AgentSet = AgentSet()
 
 
 def read(files: Files) -> Gates:
@@ -90,15 +101,17 @@ def read(files: Files) -> Gates:
     tls_port, tls, addresses, asked_tls = (None, {}, (), {}) if whole["tls"] is None else _tls(whole["tls"])
     if asked.keys() != asked_tls.keys():
         raise refuse(GATES, "the DNS gate asks about other names than the TLS gate")
-    service_port, services, web, tools = (
-        _services(whole["services"]) if served else (None, ServiceSet(), WebSet(), False)
+    service_port, services, web, tools, agents = (
+        _services(whole["services"]) if served else (None, ServiceSet(), WebSet(), False, AgentSet())
     )
     publish = _publish(whole["publish"]) if published else PublishSet.bottom()
     inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
     host = _host(whole["host"]) if hosted else HostPorts.bottom()
     granted = (services, tools, publish, inject, web, host)
-    ssh = _ssh(whole["ssh"]) if signed else (None, SshSet())
-    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted, asked, asked_tls, *ssh)
+    ssh_port, ssh = _ssh(whole["ssh"]) if signed else (None, SshSet())
+    return Gates(
+        dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted, asked, asked_tls, ssh_port, ssh, agents
+    )
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -157,21 +170,36 @@ def _span(block: dict[str, Any], where: str) -> tuple[int, int]:
     return first, last
 
 
-def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet, bool]:
+def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet, bool, AgentSet]:
     where = f"{GATES}:services"
     asks: documents.Shape = (
         {"models": list, **dict.fromkeys(LIMITS, documents.OPTIONAL_INT)} if "models" in value else {}
     )
     reads = {"web": dict} if "web" in value else {}
-    found = closed(value, where, {"listen": int, "names": list, **asks, **reads})
+    sends = {"agents": list} if "agents" in value else {}
+    found = closed(value, where, {"listen": int, "names": list, **asks, **reads, **sends})
     services = _models(found, where) if asks else ServiceSet()
     web = _web(found["web"], f"{where}/web") if reads else WebSet()
+    agents = _agents(found["agents"], f"{where}/agents") if sends else AgentSet()
     tools = _TOOLS in documents.listed(found["names"], f"{where}/names", str)
-    granted = (("models", services), ("search", web.search), ("fetch", web.fetch), ("tools", tools))
+    granted = (
+        ("models", services),
+        ("search", web.search),
+        ("fetch", web.fetch),
+        ("tools", tools),
+        ("agents", agents),
+    )
     fixed(found["names"], f"{where}/names", [f"{name}.covenant" for name, one in granted if one])
     if not found["names"]:
         raise refuse(where, "there is a gate that answers for nothing")
-    return documents.whole(found["listen"], where, least=1, most=65535), services, web, tools
+    return documents.whole(found["listen"], where, least=1, most=65535), services, web, tools, agents
+
+
+def _agents(value: list[Any], where: str) -> AgentSet:
+    found = documents.listed(value, where, str)
+    if not found or sorted(set(found)) != found or ANY in found:
+        raise refuse(where, "the agents are not sorted, one is there twice, or there is none")
+    return AgentSet.of(found)
 
 
 def _web(value: dict[str, Any], where: str) -> WebSet:

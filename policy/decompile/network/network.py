@@ -13,7 +13,7 @@ from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fi
 from policy.decompile.network import gates, nft, reach
 from policy.grants.credentials import InjectSet
 from policy.grants.network import Network
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.spans import Spans
@@ -58,11 +58,12 @@ class Reached(Struct, frozen=True):
     web: WebSet = WebSet()
     host_ports: HostPorts = HostPorts()
     ssh: SshSet = SshSet()
+    agents: AgentSet = AgentSet()
 
     @property
     def linked(self) -> bool:
         """Whether the agent has a link to a gateway: for destinations, services, tools, or ports either way."""
-        asked = self.services or self.tools or self.publish or self.web or self.host_ports or self.ssh
+        asked = self.services or self.tools or self.publish or self.web or self.host_ports or self.ssh or self.agents
         return self.mode != "off" or bool(asked)
 
 
@@ -93,10 +94,10 @@ def read(files: Files) -> Reached:
     found, listed, gated = _off(files, whole) if unlinked else _gateway(files, whole)
     if found.mode != mode:
         raise refuse(f"{NETWORK}:mode", f"it is {mode}, and the rules amount to {found.mode}")
-    asked = gated.services or gated.tools or gated.publish or gated.web or gated.host or gated.ssh
+    asked = gated.service_port is not None or gated.publish or gated.host or gated.ssh
     if mode == "off" and not unlinked and not asked:
         raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
-    granted = (gated.services, gated.tools, gated.publish, gated.inject, gated.web, gated.host, gated.ssh)
+    granted = (gated.services, gated.tools, gated.publish, gated.inject, gated.web, gated.host, gated.ssh, gated.agents)
     return Reached(found, mode, bps, listed, gated.dns_port is not None, *granted)
 
 

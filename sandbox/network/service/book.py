@@ -29,6 +29,13 @@ class WebEntry(Struct):
     begun: float
 
 
+class AgentEntry(Struct):
+    """One call to another agent under way."""
+
+    number: int
+    begun: float
+
+
 class Book:
     """The gate's end of the line to its supervisor, of which each message is one row."""
 
@@ -80,4 +87,17 @@ class Book:
         """Tell how it ended: ``size`` bytes of an answer, with so many results."""
         duration = int((time.monotonic() - entry.begun) * 1000)
         row = {"kind": "web_ended", "number": entry.number, "status": status, "results": results, "bytes": size}
+        self._rows.send({**row, "duration_ms": duration})
+
+    def begin_agent(self, peer: str, method: str, digest: str) -> AgentEntry:
+        """Tell that another agent is about to be asked. ``digest`` is that of the call."""
+        self._next += 1
+        row = {"kind": "agent_begun", "number": self._next, "peer": peer, "method": method, "request_sha256": digest}
+        self._rows.send(row)
+        return AgentEntry(self._next, time.monotonic())
+
+    def end_agent(self, entry: AgentEntry, status: int, size: int) -> None:
+        """Tell how it ended: ``size`` bytes of an answer."""
+        duration = int((time.monotonic() - entry.begun) * 1000)
+        row = {"kind": "agent_ended", "number": entry.number, "status": status, "bytes": size}
         self._rows.send({**row, "duration_ms": duration})

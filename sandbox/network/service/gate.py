@@ -31,9 +31,9 @@ from sandbox.network.tools.questions import HoldTerms
 
 LAYER: Final = "model"
 CODES: Final = frozenset({
-    "address_refused", "content_refused", "field_refused", "frame_refused", "host_not_granted", "host_refused",
-    "key_refused", "limit", "malformed", "model_not_granted", "no_provider", "path_refused", "provider_failed",
-    "search_not_granted", "tool_left_out",
+    "address_refused", "agent_not_granted", "content_refused", "field_refused", "frame_refused", "host_not_granted",
+    "host_refused", "key_refused", "limit", "malformed", "model_not_granted", "no_provider", "path_refused",
+    "provider_failed", "search_not_granted", "tool_left_out",
 })  # fmt: skip
 KIND: Final = prefork.Kind("sandbox.network.service.server", own_network=True)
 CONNECTOR: Final = prefork.Kind("sandbox.network.service.connector", own_network=False)

@@ -7,6 +7,7 @@ ended has its row too, with what is known of it.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -14,7 +15,9 @@ from msgspec import Struct
 
 from policy.grants.services import ServiceSet, WebSet
 from sandbox.network.gate.rows import GateRows, RowTerms
+from sandbox.network.service.a2a import messages
 
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 MESSAGE_BYTES: Final = 2048
 _AT_ONCE: Final = 64
 # An honest gate has no more under way (server.AT_ONCE), and numbers that a counter can hold.
@@ -36,6 +39,8 @@ _SHAPES: Final[Mapping[str, Mapping[str, type]]] = {
     "begun": _BEGUN,
     "ended": _ENDED,
     "web_begun": {"number": int, "service": str, "target": str},
+    "agent_begun": {"number": int, "peer": str, "method": str, "request_sha256": str},
+    "agent_ended": {"number": int, "status": int, "bytes": int, "duration_ms": int},
     "web_ended": {"number": int, "status": int, "results": int, "bytes": int, "duration_ms": int},
 }
 
@@ -67,7 +72,19 @@ class WebAsked(Struct, frozen=True):
     duration_ms: int = 0
 
 
-Told = Callable[[Asked | WebAsked], None]
+class AgentAsked(Struct, frozen=True):
+    """One call to another agent over A2A. ``request_sha256`` is the digest of the call."""
+
+    peer: str
+    method: str
+    request_sha256: str
+    status: int = 0
+    bytes: int = 0
+    duration_ms: int = 0
+
+
+Row = Asked | WebAsked | AgentAsked
+Told = Callable[[Row], None]
 
 
 class ModelLedger(GateRows):
@@ -78,8 +95,14 @@ class ModelLedger(GateRows):
         self._providers = frozenset(one["provider"] for one in plan.get("models", ()))
         web = plan.get("web") or WebSet().canonical()
         self._web = WebSet.of(web["search"], web["fetch"])
+        self._agents = frozenset(plan.get("agents", ()))
         self._told = told
-        self._under_way: dict[int, Asked | WebAsked] = {}
+        self._beginnings: dict[str, Callable[[dict[str, Any]], Row | None]] = {
+            "begun": self._begun,
+            "web_begun": self._web_begun,
+            "agent_begun": self._agent_begun,
+        }
+        self._under_way: dict[int, Row] = {}
         super().__init__(RowTerms("model", "tells what it may not", MESSAGE_BYTES, _AT_ONCE, self._one))
 
     def finish(self) -> None:
@@ -93,8 +116,8 @@ class ModelLedger(GateRows):
         if row is None:
             return False
         kind, number = row.pop("kind"), row.pop("number")
-        if kind in ("begun", "web_begun"):
-            begun = self._begun(row) if kind == "begun" else self._web_begun(row)
+        if kind in self._beginnings:
+            begun = self._beginnings[kind](row)
             if begun is None or number in self._under_way or len(self._under_way) >= _UNDER_WAY:
                 return False
             self._under_way[number] = begun
@@ -106,6 +129,9 @@ class ModelLedger(GateRows):
         if kind == "web_ended" and isinstance(asked, WebAsked):
             self._told(WebAsked(asked.service, asked.target, **row))
             return True
+        if kind == "agent_ended" and isinstance(asked, AgentAsked):
+            self._told(AgentAsked(asked.peer, asked.method, asked.request_sha256, **row))
+            return True
         return False
 
     def _begun(self, row: dict[str, Any]) -> Asked | None:
@@ -115,6 +141,14 @@ class ModelLedger(GateRows):
     def _web_begun(self, row: dict[str, Any]) -> WebAsked | None:
         held = {"search": self._web.searches, "fetch": self._web.holds}.get(row["service"])
         return WebAsked(**row) if held is not None and held(row["target"]) else None
+
+    def _agent_begun(self, row: dict[str, Any]) -> AgentAsked | None:
+        told = row["method"] == messages.CARD or row["method"] in messages.METHODS
+        return (
+            AgentAsked(**row)
+            if told and row["peer"] in self._agents and _DIGEST.fullmatch(row["request_sha256"])
+            else None
+        )
 
 
 def _row(message: bytes) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The operator's providers of models and searches: providers.toml, a file that only root can write.
+"""The operator's providers of models, searches and agents: providers.toml, a file that only root can write.
 
     [providers.anthropic]
     kind = "anthropic"
@@ -40,6 +40,7 @@ SYSTEM_FILE: Final = Path("/etc/covenant/providers.toml")
 SYSTEM_CA: Final = config.SYSTEM_CA
 # The endpoint of each kind where the file names none; None where it must.
 ENDPOINTS: Final[Mapping[str, str | None]] = {
+    "a2a": "http://127.0.0.1:8421",
     "anthropic": "https://api.anthropic.com/v1",
     "brave": "https://api.search.brave.com",
     "gemini": "https://generativelanguage.googleapis.com/v1beta",
@@ -53,7 +54,9 @@ ENDPOINTS: Final[Mapping[str, str | None]] = {
 _KINDS_WITH_KEY = ("anthropic", "brave", "gemini", "openai", "serpapi")
 SEARCHES: Final = frozenset({"brave", "mock", "searxng", "serpapi"})
 
-Kind = Literal["anthropic", "brave", "gemini", "mock", "ollama", "openai", "openai-compatible", "searxng", "serpapi"]
+Kind = Literal[
+    "a2a", "anthropic", "brave", "gemini", "mock", "ollama", "openai", "openai-compatible", "searxng", "serpapi"
+]
 
 
 def _absolute(value: object) -> object:
@@ -115,6 +118,8 @@ class Provider(pydantic.BaseModel):
             raise ValueError("the endpoint must have a plain path, and no query")
         if parts.scheme == "http" and self.secret and not _is_loopback(parts.hostname):
             raise ValueError("a key is sent to another machine by https alone")
+        if self.has_agents and not self.secret:
+            raise ValueError('needs secret = "NAME": the token of agent ID is the secret NAME.ID of the vault')
         if self.kind in _KINDS_WITH_KEY and not self.secret and not _is_loopback(parts.hostname):
             raise ValueError('needs secret = "NAME", a secret of the vault')
         return self
@@ -130,9 +135,14 @@ class Provider(pydantic.BaseModel):
         return self.kind in SEARCHES
 
     @property
+    def has_agents(self) -> bool:
+        """Whether it is a daemon whose agents are asked over A2A."""
+        return self.kind == "a2a"
+
+    @property
     def answers(self) -> bool:
         """Whether it has models."""
-        return self.kind == "mock" or not self.searches
+        return self.kind == "mock" or not (self.searches or self.has_agents)
 
     @property
     def tls(self) -> bool:

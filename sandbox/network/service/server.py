@@ -24,6 +24,8 @@ from aiohttp import web
 from policy.grants.services import ServiceSet
 from sandbox.network.gate.main import GateInput
 from sandbox.network.service import shapes
+from sandbox.network.service.a2a.server import NAME as AGENTS_NAME
+from sandbox.network.service.a2a.server import AgentEndpoint
 from sandbox.network.service.book import Book
 from sandbox.network.service.commands import CommandEndpoint, CommandLine, command_line
 from sandbox.network.service.limits import CreditLimit, ModelLimits, price
@@ -67,6 +69,7 @@ class ServiceServer:
         self._tools = None if tools is None else ToolEndpoint(tools, self._body)
         self._commands = None if commands is None else CommandEndpoint(commands, self._body)
         self._busy = 0
+        self.agents = AgentEndpoint(plan.get("agents", ()), self._upstreams.values(), self._book, self._body)
         self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -76,6 +79,8 @@ class ServiceServer:
             name = self._frame(request)
             if name in WEB_NAMES:
                 return await self.web.answer(name, request)
+            if name == AGENTS_NAME:
+                return await self._asked_tools(self.agents, request)
             if name == TOOLS_NAME and self._commands is not None and self._commands.named(request.raw_path):
                 return await self._asked_tools(self._commands, request)
             if name == TOOLS_NAME and self._tools is not None:
@@ -99,7 +104,9 @@ class ServiceServer:
                 refused.force_close()
             return refused
 
-    async def _asked_tools(self, tools: ToolEndpoint | CommandEndpoint, request: web.BaseRequest) -> web.StreamResponse:
+    async def _asked_tools(
+        self, tools: ToolEndpoint | CommandEndpoint | AgentEndpoint, request: web.BaseRequest
+    ) -> web.StreamResponse:
         self._busy += 1
         try:
             return await tools.handle(request)
@@ -277,7 +284,7 @@ async def _serve(gate: GateInput) -> None:
     await _warm(runner)
     listener = socket.socket(fileno=gate.fds["listener"])
     gate.seal()
-    server.denied = server.web.denied = gate.denied
+    server.denied = server.web.denied = server.agents.denied = gate.denied
     connector.start(asyncio.get_running_loop())
     if tools is not None:
         await tools.start()

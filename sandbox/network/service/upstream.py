@@ -125,7 +125,7 @@ class ProviderClient:
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,
             skip_auto_headers=("User-Agent", "Accept-Encoding"),
-            timeout=aiohttp.ClientTimeout(total=None, sock_read=peer.timeout_seconds),
+            timeout=aiohttp.ClientTimeout(total=None, sock_read=_silence(peer)),
         )
 
     async def send(self, call: ModelCall, query: Mapping[str, str], headers: Mapping[str, str], body: bytes) -> Any:
@@ -152,6 +152,18 @@ class ProviderClient:
             method, url, params=dict(query) or None, headers=sent, data=body or None, allow_redirects=False
         )
 
+    async def ask_agent(self, path: str, headers: Mapping[str, str], body: bytes) -> aiohttp.ClientResponse:
+        """Post a call to an agent, or get its card where there is no body. The answer's body is not read yet.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: the daemon cannot be reached, or does not answer.
+        """
+        sent = {**headers, **_key(self.peer), "Accept-Encoding": "identity", "User-Agent": "covenant"}
+        sent |= {"Content-Type": "application/json"} if body else {}
+        url = yarl.URL(self.peer.url + path, encoded=True)
+        method = "POST" if body else "GET"
+        return await self._session.request(method, url, headers=sent, data=body or None, allow_redirects=False)
+
     async def get(
         self, path: str, parameters: Mapping[str, str], headers: Mapping[str, str], most: int
     ) -> tuple[int, bytes]:
@@ -172,6 +184,11 @@ class ProviderClient:
                 if len(data) > most:
                     raise ValueError(f"the answer has over {most} bytes")
             return response.status, bytes(data)
+
+
+def _silence(peer: ProviderPeer) -> int:
+    """How long an answer may rest (seconds). The daemon waits up to 300 s for the end of a task."""
+    return max(peer.timeout_seconds, 330) if peer.kind == "a2a" else peer.timeout_seconds
 
 
 def _key(peer: ProviderPeer) -> dict[str, str]:

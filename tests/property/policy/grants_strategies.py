@@ -16,7 +16,7 @@ from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
 from policy.grants.sets.access import PROTOCOLS
 from policy.grants.sets.domain import NameSet
 from policy.grants.skill_rules import ToolCondition
@@ -157,6 +157,7 @@ BY_DOMAIN = {
     "host_ports": hosted,
     "ssh": signing,
     "may_grant": rights,
+    "agents": st.builds(AgentSet.of, st.frozensets(st.sampled_from(["a", "b", "c"]))) | st.just(AgentSet.top()),
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

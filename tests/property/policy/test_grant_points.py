@@ -80,6 +80,7 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
         lambda value, point: value.holds(*point[:2]) and _bounded(value.requests_per_minute, point[2]),
     ),
     "publish": (st.sampled_from(["80 at unix:/a", "8080 at unix:/b", "80 at 127.0.0.1:2000"]), _holds),
+    "agents": (st.sampled_from(["a", "b", "d"]), _holds),
     "host_ports": (st.sampled_from(["1024", "5432", "11434"]), _holds),
     "ssh": (st.sampled_from(["s at git.example.org ssh-ed25519 AAAA", "t at 10.0.0.1 ssh-rsa AAAA=="]), _holds),
     "inject": (

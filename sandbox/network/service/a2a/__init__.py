@@ -1,0 +1,1 @@
+"""Other agents over A2A, behind the service gate's name `agents.covenant`."""
