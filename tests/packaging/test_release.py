@@ -139,6 +139,32 @@ def test_parts_and_checksums_name_what_is_there(clone: pathlib.Path, made: pathl
     assert absent <= {"colorama", "pywin32", "win-inet-pton", "tzdata", "uvloop"}, absent
 
 
+def test_lintian_finds_nothing(made: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    environment = {**release_kit.programs(tmp_path / "programs", "lintian")}
+    tree = tmp_path / "programs/tree/usr/share"
+    if (tree / "lintian").exists():
+        environment |= {"LINTIAN_BASE": str(tree / "lintian"), "PERL5LIB": str(tree / "perl5")}
+
+    def lint(package: pathlib.Path) -> subprocess.CompletedProcess[str]:
+        options = ["--allow-root", "--no-cfg", "--profile", "debian", "--fail-on", "error,warning"]
+        # Its check of manual pages starts a man(1) for each: two thirds of its time.
+        command = ["lintian", *options, "-X", "documentation/manual", str(package)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+    [package] = made.glob("*.deb")
+    done = lint(package)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    # The control: a package without a copyright file.
+    bare = tmp_path / "bare"
+    (bare / "DEBIAN").mkdir(parents=True)
+    (bare / "DEBIAN/control").write_text(
+        "Package: bare\nVersion: 1\nArchitecture: all\nMaintainer: a <a@b.c>\nDescription: a\n"
+    )
+    command = ["/usr/bin/dpkg-deb", "--root-owner-group", "--build", str(bare), str(tmp_path / "bare_1_all.deb")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert "no-copyright-file" in lint(tmp_path / "bare_1_all.deb").stdout
+
+
 # --- the signature
 
 
