@@ -10,7 +10,9 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
+import signal
 import struct
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -64,6 +66,8 @@ MOUNT_ATTR_NOEXEC = 0x08
 MOUNT_ATTR_IDMAP = 0x00100000
 MOUNT_ATTR_NOSYMFOLLOW = 0x00200000
 
+_CLONE_VM, _CLONE_VFORK = 0x100, 0x4000
+_CHILD_STACK = 1 << 16
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
@@ -298,6 +302,26 @@ def umount2(target: str, flags: int = 0) -> None:
 def unshare(flags: int) -> None:
     """unshare(2) for the calling thread."""
     _checked(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def clone_ended(flags: int) -> int:
+    """clone(2): make a child in new namespaces that calls getpid(2) and has ended when this returns. Returns its pid.
+
+    The child shares the memory, so nothing is copied, and runs no code of Python. It is a zombie: its namespaces can be
+    opened until the caller waits for it.
+
+    Raises:
+        OSError: the kernel makes no such child.
+    """
+    with mmap.mmap(-1, _CHILD_STACK) as stack:
+        bottom = ctypes.c_char.from_buffer(stack)
+        top = ctypes.c_void_p(ctypes.addressof(bottom) + _CHILD_STACK)
+        function = ctypes.cast(_libc.getpid, ctypes.c_void_p)
+        try:
+            made = _libc.clone(function, top, ctypes.c_int(flags | _CLONE_VM | _CLONE_VFORK | signal.SIGCHLD), None)
+        finally:
+            del bottom
+    return _checked(made, "clone")
 
 
 def private_mounts() -> None:

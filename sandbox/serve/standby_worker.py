@@ -8,7 +8,7 @@ the parent of its sandbox, which dies with that thread and so with this process.
 The main loop asks over a socket for one more (``ASK``), one at a time, and is told how far each is (``TOLD``). When it
 wants no more of this process it closes its side for writing, and the process ends after its last instance.
 
-Nothing is forked here that does not execute at once (kernel.process, kernel.idmap), and nothing between such a fork and
+Nothing is forked here that does not execute at once (kernel.process), and nothing between such a fork and
 its execve takes a lock that another thread could hold.
 """
 

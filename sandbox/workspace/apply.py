@@ -22,6 +22,7 @@ from policy.workspace.changes import Change
 from policy.workspace.entries import LowerEntry
 from policy.workspace.steps import ApplyStep
 from sandbox.kernel import libc
+from sandbox.kernel.fs.freeing import Freeing
 from sandbox.workspace import lower
 from sandbox.workspace.lower import Tops
 
@@ -164,16 +165,17 @@ def commit(top: Tops, steps: Sequence[ApplyStep], bases: dict[str, LowerEntry]) 
     """
     kept: list[Kept] = []
     with _parents(top) as places:
-        for step in steps:
-            found = _step(places, step, bases.get(step.path))
-            if found is not None:
-                kept.append(found)
+        with Freeing() as freeing:
+            for step in steps:
+                found = _step(places, step, bases.get(step.path), freeing)
+                if found is not None:
+                    kept.append(found)
         for fd in top.all():
             libc.syncfs(fd)
     return kept
 
 
-def _step(places: _Parents, step: ApplyStep, base: LowerEntry | None) -> Kept | None:
+def _step(places: _Parents, step: ApplyStep, base: LowerEntry | None, freeing: Freeing) -> Kept | None:
     try:
         directory, name = places.of(step.path)
     except FileNotFoundError:
@@ -188,14 +190,14 @@ def _step(places: _Parents, step: ApplyStep, base: LowerEntry | None) -> Kept | 
             return None
         if base is None or not _same(now, base):
             return Kept(step.path, step.path)
-        os.unlink(name, dir_fd=directory)
+        freeing.unlink(directory, name)
     elif step.verb == "mkdir":
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, step.mode, dir_fd=directory)
     elif step.verb == "chmod":
         _chmod(directory, name, step.mode)
     else:
-        return _renamed(places, step, base)
+        return _renamed(places, step, base, freeing)
     return None
 
 
@@ -228,7 +230,7 @@ def _chmod(directory: int, name: str, mode: int) -> None:
         os.close(fd)
 
 
-def _renamed(places: _Parents, step: ApplyStep, base: LowerEntry | None) -> Kept | None:
+def _renamed(places: _Parents, step: ApplyStep, base: LowerEntry | None, freeing: Freeing) -> Kept | None:
     """Give a staged file its name. What it replaces is removed only when it is what the change was judged by."""
     directory = os.dup(places.of(step.path)[0])
     try:
@@ -240,7 +242,7 @@ def _renamed(places: _Parents, step: ApplyStep, base: LowerEntry | None) -> Kept
         if base is None:
             return _named(old, new, step)
         if staged.inode == base.inode:
-            os.unlink(old)  # exchanged already
+            freeing.unlink(source, name)  # exchanged already
             return None
         now = lower.entry(directory, step.path)
         if now is None:
@@ -256,7 +258,7 @@ def _renamed(places: _Parents, step: ApplyStep, base: LowerEntry | None) -> Kept
             except OSError:  # the name is another file's, or too long
                 return Kept(step.path, step.staged)
             return Kept(step.path, step.path + _HOSTS)
-        os.unlink(old)
+        freeing.unlink(source, name)
         return None
     finally:
         os.close(directory)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -36,7 +37,10 @@ _FORMAT: Final = (
     *("-q", "-F", "-m", "0", "-b", "4096", "-I", "256", "-O", "^has_journal,^resize_inode"),
     *("-E", "nodiscard,lazy_itable_init=1,root_owner=0:0"),
 )
-_SECONDS: Final = 120
+# How long a program of e2fsprogs may take.
+SECONDS: Final = 120
+# Sizes whose templates are kept: manifests may ask for any, and a template takes up to 1 MiB.
+_MOST_TEMPLATES: Final = 32
 _MIB: Final = 1024 * 1024
 
 
@@ -48,18 +52,46 @@ def create(path: Path, mb: int, templates: Path) -> None:
     """
     template = templates / f"{mb}.ext4"
     try:
-        if not template.exists():
-            templates.mkdir(mode=0o700, parents=True, exist_ok=True)
-            making = templates / f".{mb}.{os.getpid()}"
-            with contextlib.ExitStack() as stack:
-                stack.callback(lambda: making.unlink(missing_ok=True))
-                _formatted(making, mb)
-                os.rename(making, template)
-        copy(template, path)
+        try:
+            copy(template, path)
+        except FileNotFoundError:
+            _make_template(template, mb)
+            copy(template, path)
     except OSError as e:
         raise errors.WorkspaceError(
             f"the image of a workspace cannot be made: {e.strerror}", hint="see the free space of COVENANT_STATE"
         ) from e
+
+
+def _make_template(template: Path, mb: int) -> None:
+    """Make a template, which is whole also after a power cut, and remove the oldest of too many."""
+    template.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    making = template.with_name(f".{mb}.{os.getpid()}")
+    making.unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: making.unlink(missing_ok=True))
+        _formatted(making, mb)
+        with open(making, "rb") as file:
+            os.fsync(file.fileno())
+        os.rename(making, template)
+    others = [one for one in template.parent.glob("*.ext4") if one != template]
+    for one in sorted(others, key=_made_ns, reverse=True)[_MOST_TEMPLATES - 1 :]:
+        one.unlink(missing_ok=True)
+
+
+def tidy(templates: Path, seconds: float) -> None:
+    """Remove what processes left that were killed ``seconds`` ago or earlier while they made a template."""
+    until = time.time_ns() - int(seconds * 1e9)
+    for one in templates.glob(".*"):
+        if _made_ns(one) < until:
+            one.unlink(missing_ok=True)
+
+
+def _made_ns(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except FileNotFoundError:  # another process removed it
+        return 0
 
 
 def _formatted(path: Path, mb: int) -> None:
@@ -79,7 +111,7 @@ def check(path: Path) -> None:
 
 def _tool(name: str, *arguments: str, accepted: tuple[int, ...] = (0,)) -> None:
     try:
-        e2fsprogs.run(name, *arguments, seconds=_SECONDS, accepted=accepted)
+        e2fsprogs.run(name, *arguments, seconds=SECONDS, accepted=accepted)
     except errors.KernelError as e:
         raise errors.WorkspaceError(e.message, hint=e.hint) from e
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import errno
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from policy import errors
 from policy.workspace import globs
 from sandbox.kernel import libc
+from sandbox.storage import directory_listings as listings
 from sandbox.workspace import lower, upper
 
 _MOST_NAMES: Final = 2_000_000
@@ -36,62 +38,86 @@ def found(directory: int, patterns: tuple[str, ...]) -> list[str]:
     return walk(directory, patterns).hidden
 
 
-def walk(directory: int, patterns: tuple[str, ...], above: str = "") -> Walk:
+def walk(directory: int, patterns: tuple[str, ...], above: str = "", remembered: Path | None = None) -> Walk:
     """Find the relative paths of the files and links below an open directory that a pattern names.
 
     Patterns take the directory for ``above``, which ends with a slash unless it is empty. A directory with a `.git`
-    file is another checkout.
+    file is another checkout. ``remembered`` is the directory of the listings of earlier walks.
 
     No link is followed, and no other mount entered, also when the owner moves them there meanwhile.
 
     Raises:
         errors.WorkspaceError: there are too many names, or a directory cannot be read.
     """
-    match, last = globs.matching(patterns), globs.last_names(patterns)
-    hidden, mounts, checkouts = list[str](), list[str](), list[str]()
+    kept = listings.Remembered(remembered, directory, above, patterns)
     try:
-        for path, name in _files(directory, "objects" if above else "", mounts):
-            # A name that is no UTF-8 is matched as it is shown.
-            if (last is None or last.may_be(name)) and match(above + upper.shown(path)):
-                hidden.append(path)
-            if name == lower.REPOSITORY and path != name:
-                checkouts.append(path.rpartition("/")[0])
+        found = _Looking(directory, patterns, above, kept).walk()
+    except OSError as e:
+        raise errors.WorkspaceError(f"the workspace cannot be looked through: {e.strerror}") from e
+    kept.write()
+    return found
+
+
+class _Looking:
+    """One walk. Objects of git have names of digits, and are left out."""
+
+    def __init__(self, top: int, patterns: tuple[str, ...], above: str, kept: listings.Remembered) -> None:
+        self._top, self._above, self._kept = top, above, kept
+        self._match, self._last = globs.matching(patterns), globs.last_names(patterns)
+
+    def walk(self) -> Walk:
+        """Look at each directory, and list those that changed since they were remembered."""
+        hidden, mounts, checkouts = list[str](), list[str](), list[str]()
+        pending, seen = [""], 0
+        while pending:
+            above = pending.pop()
+            fd = lower.opened(lower.Tops(self._top), above)
+            if fd is None:
+                if _is_mount(self._top, above):
+                    mounts.append(above)
+                continue
+            try:
+                # Before its names are read: a later change gives it another time.
+                info = os.fstat(fd)
+                one = self._kept.get(above, info) or self._kept.put(above, info, self._listed(fd, above))
+            finally:
+                os.close(fd)
+            seen += one.count
+            if seen > _MOST_NAMES:
+                raise errors.WorkspaceError(
+                    f"the workspace has more than {_MOST_NAMES} names", hint="take a part of it"
+                )
+            prefix = f"{above}/" if above else ""
+            hidden += [prefix + name for name in one.hidden]
+            pending += [prefix + name for name in one.directories]
+            if one.is_checkout and above:
+                checkouts.append(above)
         apart = dict.fromkeys(map(upper.shown, checkouts), "checkout")
         apart |= dict.fromkeys(map(upper.shown, mounts), "mount")
         return Walk(hidden, apart, [*checkouts, *mounts])
-    except OSError as e:
-        raise errors.WorkspaceError(f"the workspace cannot be looked through: {e.strerror}") from e
 
-
-def _files(top: int, leaves_out: str = "", mounts: list[str] | None = None) -> Iterator[tuple[str, str]]:
-    """Yield the path of each file and link, and its last name in lower case.
-
-    Objects of git have names of digits, and are left out, as is the directory ``leaves_out``. Directories of other
-    mounts are added to ``mounts``.
-    """
-    pending, seen = [""], 0
-    while pending:
-        above = pending.pop()
-        fd = lower.opened(lower.Tops(top), above)
-        if fd is None:
-            if mounts is not None and _is_mount(top, above):
-                mounts.append(above)
-            continue
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    seen += 1
-                    if seen > _MOST_NAMES:
-                        raise errors.WorkspaceError(
-                            f"the workspace has more than {_MOST_NAMES} names", hint="take a part of it"
-                        )
-                    path = f"{above}/{entry.name}" if above else entry.name
-                    if not entry.is_dir(follow_symlinks=False):
-                        yield path, entry.name.lower()
-                    elif not path.endswith(".git/objects") and path != leaves_out:
-                        pending.append(path)
-        finally:
-            os.close(fd)
+    def _listed(self, fd: int, above: str) -> listings.Listing:
+        """Read the names of an open directory."""
+        directories, hidden, count, is_checkout = list[str](), list[str](), 0, False
+        prefix, may_be = f"{above}/" if above else "", None if self._last is None else self._last.may_be
+        # What is below `objects` has no names of files.
+        left_out = "objects" if above.endswith(lower.REPOSITORY) or (self._above and not above) else ""
+        with os.scandir(fd) as entries:
+            for entry in entries:
+                count += 1
+                if count > _MOST_NAMES:
+                    break
+                name = entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    if name != left_out:
+                        directories.append(name)
+                    continue
+                low = name.lower()
+                is_checkout = is_checkout or low == lower.REPOSITORY
+                # A name that is no UTF-8 is matched as it is shown.
+                if (may_be is None or may_be(low)) and self._match(self._above + upper.shown(prefix + name)):
+                    hidden.append(name)
+        return listings.Listing(0, 0, 0, directories, hidden, count, is_checkout)
 
 
 def _is_mount(top: int, path: str) -> bool:

@@ -402,6 +402,8 @@ def recover(state: Path) -> None:
                 discard(place)
     for path in store.unmade(state):
         store.WorkspaceDirectory(path).remove()
+    with contextlib.suppress(OSError):
+        image.tidy(state / "workspaces" / store.TEMPLATES, image.SECONDS)
 
 
 def discard(place: store.WorkspaceDirectory, *, seconds: int = 0, log: Callable[[], None] = lambda: None) -> None:

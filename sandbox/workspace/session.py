@@ -268,7 +268,8 @@ class RunWorkspace:
         changes = self._attached.mounted()
         try:
             within, flags = (f"{lower.REPOSITORY}/", libc.MOUNT_ATTR_NOEXEC) if layers == image.REPOSITORY else ("", 0)
-            seen = masks.walk(below, tuple(self._terms["mask"]), within)
+            remembered = self._state / "workspaces" / store.LISTINGS
+            seen = masks.walk(below, tuple(self._terms["mask"]), within, remembered)
             if layers == image.DIRECTORY and seen.apart:
                 self._note_apart(seen.apart)
             hidden = [*seen.hidden, *(path for path in contents if path not in seen.hidden)]

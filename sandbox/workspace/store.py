@@ -6,6 +6,7 @@ workspaces/RUN/applied.json   what applies of it wrote, so that it is no change 
 workspaces/RUN/journal.json   an apply that is under way: what was staged, then the steps
 workspaces/RUN/lock           held by the process that uses it
 workspaces/templates          empty images
+workspaces/listings           listings of directories that were looked through
 workspaces/making             held while a workspace is made
 """
 
@@ -36,6 +37,7 @@ STRICTEST: Final = ("never", "operator", "ask")
 RECORD, IMAGE, APPLIED, JOURNAL, LOCK = "record.json", "image.ext4", "applied.json", "journal.json", "lock"
 _MAKING_SECONDS: Final = 60.0
 TEMPLATES: Final = "templates"
+LISTINGS: Final = "listings"
 # Held while a workspace is made.
 _MAKING: Final = "making"
 _MIB: Final = 1024 * 1024
@@ -369,7 +371,7 @@ def _is_of(one: WorkspaceDirectory, uid: int) -> bool:
 def unmade(state: Path) -> list[Path]:
     """Return the directories of workspaces that were killed while they were made: they have no record."""
     top = state / "workspaces"
-    found = [one for one in top.iterdir() if one.name not in (TEMPLATES, _MAKING)] if top.exists() else []
+    found = [one for one in top.iterdir() if one.name not in (TEMPLATES, LISTINGS, _MAKING)] if top.exists() else []
     return [one for one in found if not (one / RECORD).exists() and _is_free(one)]
 
 

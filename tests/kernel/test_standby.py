@@ -553,8 +553,8 @@ def told(event, arguments):
             file.write(f"{name} {len(os.listdir('/proc/self/task'))} {where}\\n")
 sys.addaudithook(told)
 """
-# What is no Python, executes at once, or does nothing that could want a lock (ADR 0037, ADR 0051).
-_AMONG_THREADS = {"launcher.py:start", "spawn.py:_fork", "idmap.py:namespace"}
+# What is no Python, or executes at once (ADR 0037, ADR 0051).
+_AMONG_THREADS = {"launcher.py:start", "spawn.py:_fork"}
 
 
 def test_instances_with_network_each_have_their_own_in_one_holder(

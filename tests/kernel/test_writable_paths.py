@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,29 +18,30 @@ import pytest
 from sandbox.kernel.cgroup import cgroup
 from tests.kernel.world import ROOT
 
-# The holder of the user namespace at the moment when its maps are written, told by ``said``.
+# A process that makes a user namespace, and is interrupted or killed when the child of it is there.
 HOLDER = """\
-import os, signal, sys, time
+import os, signal, sys
+from pathlib import Path
 from sandbox.kernel import libc; from sandbox.kernel.fs import idmap
-me, out, fork = os.getpid(), sys.argv[1], os.fork
+out, what, clone = sys.argv[1], sys.argv[2], libc.clone_ended
 def say(what): open(out, "a").write(what + "\\n")
 def handler(number, frame): raise KeyboardInterrupt
 signal.signal(signal.SIGINT, handler)
-def forked():
-    pid = fork()
-    say(f"{'child' if pid == 0 else pid}")
-    if what == "stopped" and pid == 0: os.kill(os.getpid(), signal.SIGINT)
+def cloned(flags):
+    pid = clone(flags)
+    say(f"{pid}")
+    if what == "stopped": os.kill(os.getpid(), signal.SIGINT)
     return pid
-os.fork = forked
+libc.clone_ended = cloned
 def written(place):
-    if what == "killed": os.kill(me, signal.SIGKILL)
+    if what == "killed": os.kill(os.getpid(), signal.SIGKILL)
     return Path(place)
-from pathlib import Path
-what, idmap.Path = sys.argv[2], written
+idmap.Path = written
 try:
     os.close(idmap.namespace((0, 0), (5000, 5000)))
+    say("made")
 finally:
-    say("clean-up by " + ("parent" if os.getpid() == me else "child"))
+    say("clean-up")
 """
 
 
@@ -110,20 +109,15 @@ def test_input_and_output_is_as_slow_as_was_granted_or_refused(found: dict[str, 
 
 
 @pytest.mark.parametrize("what", ["nothing", "stopped", "killed"])
-def test_who_holds_user_namespace_of_mount_does_not_outlive_supervisor_nor_work_for_it(
-    tmp_path: Path, what: str
-) -> None:
-    """It was forked with every lock of the supervisor's: a killed one left it asleep with them for good."""
+def test_child_of_user_namespace_never_stays(tmp_path: Path, what: str) -> None:
     out = tmp_path / "said"
     command = [sys.executable, "-c", HOLDER, str(out), what]
     subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, check=False, timeout=30)
     said = out.read_text().splitlines()
-    assert [line for line in said if "clean-up" in line] == ([] if what == "killed" else ["clean-up by parent"])
-    pid = next(int(line) for line in said if line.isdigit())
+    lines = {"nothing": ["made", "clean-up"], "stopped": ["clean-up"], "killed": []}
+    assert said[1:] == lines[what]
+    pid = int(said[0])
     until = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.01)
-    there = Path(f"/proc/{pid}").exists()
-    if there:
-        os.kill(pid, signal.SIGKILL)
-    assert not there
+    assert not Path(f"/proc/{pid}").exists()
