@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct, structs
 
 # A walk over fewer names is as fast.
-_LEAST_NAMES: Final = 2_000
+LEAST_NAMES: Final = 2_000
 _MOST_BYTES: Final = 16 * 1024 * 1024
 _MOST_FILES: Final = 32
 _SETTLED_NS: Final = 1_000_000_000
@@ -40,7 +40,7 @@ class Listing(Struct, frozen=True, array_like=True):
     is_checkout: bool
 
 
-class Remembered:
+class RememberedListings:
     """The listings of one directory with one set of patterns, in a file of ``place``. Without a place it is empty."""
 
     def __init__(self, place: Path | None, top: int, above: str, patterns: tuple[str, ...]) -> None:
@@ -72,7 +72,7 @@ class Remembered:
 
     def write(self) -> None:
         """Write the listings, when many were read. They are no more than a help: without room there are none."""
-        if self._path is None or self._fresh < _LEAST_NAMES:
+        if self._path is None or self._fresh < LEAST_NAMES:
             return
         data = msgspec.msgpack.encode(self._after)
         if len(data) > _MOST_BYTES:

@@ -40,7 +40,7 @@ _FORMAT: Final = (
 # How long a program of e2fsprogs may take.
 SECONDS: Final = 120
 # Sizes whose templates are kept: manifests may ask for any, and a template takes up to 1 MiB.
-_MOST_TEMPLATES: Final = 32
+MOST_TEMPLATES: Final = 32
 _MIB: Final = 1024 * 1024
 
 
@@ -75,7 +75,7 @@ def _make_template(template: Path, mb: int) -> None:
             os.fsync(file.fileno())
         os.rename(making, template)
     others = [one for one in template.parent.glob("*.ext4") if one != template]
-    for one in sorted(others, key=_made_ns, reverse=True)[_MOST_TEMPLATES - 1 :]:
+    for one in sorted(others, key=_made_ns, reverse=True)[MOST_TEMPLATES - 1 :]:
         one.unlink(missing_ok=True)
 
 

@@ -49,7 +49,7 @@ def walk(directory: int, patterns: tuple[str, ...], above: str = "", remembered:
     Raises:
         errors.WorkspaceError: there are too many names, or a directory cannot be read.
     """
-    kept = listings.Remembered(remembered, directory, above, patterns)
+    kept = listings.RememberedListings(remembered, directory, above, patterns)
     try:
         found = _Looking(directory, patterns, above, kept).walk()
     except OSError as e:
@@ -61,7 +61,7 @@ def walk(directory: int, patterns: tuple[str, ...], above: str = "", remembered:
 class _Looking:
     """One walk. Objects of git have names of digits, and are left out."""
 
-    def __init__(self, top: int, patterns: tuple[str, ...], above: str, kept: listings.Remembered) -> None:
+    def __init__(self, top: int, patterns: tuple[str, ...], above: str, kept: listings.RememberedListings) -> None:
         self._top, self._above, self._kept = top, above, kept
         self._match, self._last = globs.matching(patterns), globs.last_names(patterns)
 

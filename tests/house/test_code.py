@@ -100,7 +100,6 @@ FORKS = {
     "sandbox/kernel/proc/child.py",
     "sandbox/kernel/proc/spawn.py",
     "sandbox/kernel/proc/launcher.py",
-    "sandbox/kernel/fs/idmap.py",
     "sandbox/kernel/proc/confine.py",
     "sandbox/shim/process.py",
     "sandbox/audit/follow_process.py",

@@ -1,4 +1,4 @@
-"""A walk that remembers listings finds what a walk without them finds, whatever the owner changes in between."""
+"""A walk that remembers listings finds what a walk without them finds, after any change that the owner makes."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_listings_are_bounded(top: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("later")
 def test_random_changes_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_listings, "_LEAST_NAMES", 1)
+    monkeypatch.setattr(directory_listings, "LEAST_NAMES", 1)
     rng, top, place = random.Random(7), tmp_path / "project", tmp_path / "listings"
     top.mkdir()
     for _ in range(150):

@@ -26,7 +26,7 @@ def test_images_are_sparse_copies_of_one_template(tmp_path: Path) -> None:
 
 
 def test_templates_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(image, "_MOST_TEMPLATES", 2)
+    monkeypatch.setattr(image, "MOST_TEMPLATES", 2)
     templates = tmp_path / "templates"
     for mb in (8, 9, 10):
         image.create(tmp_path / f"{mb}", mb, templates)
