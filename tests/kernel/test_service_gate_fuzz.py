@@ -67,6 +67,11 @@ def seeds() -> list[bytes]:
         head = f"POST {path} HTTP/1.1\r\nHost: models.covenant\r\nContent-Type: application/json\r\n"
         found.append(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         found.append(f"{head}Transfer-Encoding: chunked\r\n\r\n{len(data):x}\r\n".encode() + data + b"\r\n0\r\n\r\n")
+    # The sealed gate has no codec for what json takes this for.
+    raw = b'\0"model": "test-1", "input": "hi"}'
+    found.append(
+        b"POST /v1/responses HTTP/1.1\r\nHost: models.covenant\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
+    )
     found.append(b"GET /v1/models HTTP/1.1\r\nHost: models.covenant\r\n\r\n")
     found.append(b"GET /search?q=two+words&count=3 HTTP/1.1\r\nHost: search.covenant\r\n\r\n")
     found.append(b"GET /fetch?url=https://mock.example/a%3Fb HTTP/1.1\r\nHost: fetch.covenant\r\n\r\n")

@@ -177,7 +177,7 @@ class TokenReader:
     def _hidden(self, found: re.Match[bytes]) -> bytes:
         raw = found[2]
         try:
-            token = raw.decode() if self._form else json.loads(b'"' + raw + b'"')
+            token = raw.decode() if self._form else json.loads(f'"{raw.decode()}"')
         except ValueError:
             return found[1] + FILLER * len(raw) + found[3]
         if not raw or raw.startswith(PREFIX.encode()):

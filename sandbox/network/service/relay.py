@@ -81,7 +81,7 @@ class AnswerRelay:
         self, kind: str, body: bytes, response: aiohttp.ClientResponse | None = None, key: str = ""
     ) -> web.StreamResponse:
         with contextlib.suppress(ValueError, RecursionError):
-            self._count.take(json.loads(body))
+            self._count.take(json.loads(body.decode()))
         if key:
             body = body.replace(key.encode(), b"")
         self._sent = len(body)

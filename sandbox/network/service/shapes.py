@@ -205,7 +205,8 @@ def read(found: ApiRoute, path: str, named: str, raw: bytes) -> ModelCall:
 
 def _document(raw: bytes) -> Body:
     try:
-        found = json.loads(raw, object_pairs_hook=_once, parse_constant=_no_constant)
+        # UTF-8 alone (RFC 8259, 8.1). json would guess another encoding, and a sealed gate cannot load its codec.
+        found = json.loads(raw.decode(), object_pairs_hook=_once, parse_constant=_no_constant)
     except (ValueError, RecursionError) as e:
         raise RefusedError(400, "malformed", "the body is no JSON document, or has a key twice") from e
     if type(found) is not dict:

@@ -114,7 +114,7 @@ class StreamReader:
         if not text.startswith((b"{", b"[")):
             return False
         try:
-            document = json.loads(text)
+            document = json.loads(text.decode())
         except (ValueError, RecursionError):
             return False
         self._count.take(document)

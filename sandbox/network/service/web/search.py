@@ -74,7 +74,7 @@ def results(kind: str, body: bytes, count: int) -> list[dict[str, str]]:
         RefusedError: the answer is no answer of such a provider.
     """
     try:
-        document = json.loads(body)
+        document = json.loads(body.decode())
         rows = _rows(kind, document)
         found = [_row(one, url="link" if kind == "serpapi" else "url", text=_SNIPPETS[kind]) for one in rows]
     except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as e:

@@ -164,6 +164,16 @@ def test_answer_is_bounded(path: str, body: dict[str, Any], found: dict[str, Any
     assert shapes.output_limit(one) == min(10, next(iter(found.values())) if path.startswith("/v1/") else 10)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-be", "utf-16-le", "utf-32", "utf-8-sig"])
+def test_body_is_utf_8_alone(encoding: str) -> None:
+    route, named = shapes.route("POST", "/v1/chat/completions", anthropic=False)
+    raw = json.dumps({"model": "a", "messages": []})
+    assert shapes.read(route, "/v1/chat/completions", named, raw.encode()).model == "a"
+    with pytest.raises(RefusedError) as refused:
+        shapes.read(route, "/v1/chat/completions", named, raw.encode(encoding))
+    assert (refused.value.status, refused.value.code) == (400, "malformed")
+
+
 def test_several_answers_are_not_bounded() -> None:
     with pytest.raises(RefusedError):
         shapes.bound_output(call("/v1/chat/completions", {"model": "a", "messages": [], "n": 2}), 10)
