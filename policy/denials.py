@@ -77,6 +77,7 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("credential", NOT_GRANTED): "permissions.credentials",
     ("model", "model_not_granted"): "services.models",
     ("inject", "request_not_granted"): "permissions.network.inject",
+    ("inject", NOT_APPROVED): "permissions.network.inject.on_deny",
     ("model", "search_not_granted"): "services.search",
     ("ssh", "host_not_granted"): "services.ssh_agent",
     ("ssh", "key_not_granted"): "services.ssh_agent",

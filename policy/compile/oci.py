@@ -13,7 +13,7 @@ from policy.compile.causes import Origins
 from policy.compile.mounts import CREDENTIALS, SCRATCH, WORKSPACE, as_files
 from policy.grants.effective import Effective
 from policy.manifest.agent import Manifest
-from policy.manifest.permissions import inject_variables
+from policy.manifest.process import inject_variables
 
 # Replaced per run by bundle.instantiate; 65534 is what a bare compile shows.
 TEMPLATE_UID = 65534

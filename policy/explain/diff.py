@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy.compile.artefacts import Artefacts
 from policy.decompile import calls, read
@@ -226,6 +226,12 @@ def _network(left: Any, other: Any) -> Parts:
     yield "reaches the network", "name that is asked about", asked
 
 
+def _inject(left: Any, other: Any) -> Parts:
+    granted, asked = structs.replace(left, asked=()), structs.replace(left, rules=())
+    yield "acts with secrets", "injected secret", granted.describe()
+    yield "acts with secrets", "request that is asked about", asked.describe()
+
+
 def _is_block(host: str) -> bool:
     return "/" in host
 
@@ -264,7 +270,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "lifetime": _one("lives longer", "lifetime limit"),
     "services": _services,
     "publish": _one("is reached from this host", "published port"),
-    "inject": _one("acts with secrets", "injected secret"),
+    "inject": _inject,
     "web": _web,
     "host_ports": _one("reaches this host", "port of this host"),
     "ssh": _one("acts with secrets", "login that is signed"),
@@ -276,6 +282,7 @@ assert tuple(_PARTS) == tuple(DOMAINS)
 _PLURALS = {
     "address": "addresses",
     "name that is asked about": "names that are asked about",
+    "request that is asked about": "requests that are asked about",
     "host of pages": "hosts of pages",
     "port of this host": "ports of this host",
     "right for children": "rights for children",

@@ -16,6 +16,7 @@ from policy.compile.network import firewall
 from policy.grants import restore
 from policy.grants.credentials import InjectRule
 from policy.grants.services import LIMITS, WEB_LIMITS
+from policy.grants.skills import ASKED
 
 Rules = Iterator[tuple[str, str]]
 
@@ -164,11 +165,13 @@ def gates(document: dict[str, Any]) -> Rules:
             says = f"{entry['secret']} signs logins at {entry['host']}"
             yield f"gates.json:ssh/{entry['secret']}/{entry['host']}/{entry['key']}", says
     if "inject" in served:
-        closed("inject of gates.json", document["inject"], {"rules"})
-        for entry in document["inject"]["rules"]:
-            closed("a rule of gates.json", entry, InjectRule._fields)
-            rule = InjectRule(**entry)
-            yield f"gates.json:inject/{rule.host}/{rule.method}{rule.path}", rule.describe()
+        inject = document["inject"]
+        closed("inject of gates.json", inject, {"rules", *({"asked"} & set(inject))})
+        for place, key, says in (("inject", "rules", ""), ("inject/asked", "asked", ASKED)):
+            for entry in inject.get(key, ()):
+                closed("a rule of gates.json", entry, InjectRule._fields)
+                rule = InjectRule(**entry)
+                yield f"gates.json:{place}/{rule.host}/{rule.method}{rule.path}", rule.describe() + says
     if document["dns"] is not None:
         yield from _dns(document["dns"])
     if document["tls"] is not None:

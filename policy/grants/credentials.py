@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Self
 
 from msgspec import Struct
 
 from policy.grants.sets.domain import ANY, NameSet
+from policy.grants.skills import ASKED
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +70,19 @@ EVERY: Final = InjectRule(*[ANY] * 7)
 
 
 class InjectSet(Struct, frozen=True):
-    """Requests to which the gate adds a secret: sorted rules, none within another."""
+    """Requests to which the gate adds a secret: sorted rules, none within another.
+
+    A request of ``asked`` needs a lease of an operator. Each of these rules holds more than what is granted.
+    """
 
     rules: tuple[InjectRule, ...] = ()
+    asked: tuple[InjectRule, ...] = ()
 
     @classmethod
-    def of(cls, rules: Iterable[InjectRule]) -> Self:
+    def of(cls, rules: Iterable[InjectRule], asked: Iterable[InjectRule] = ()) -> Self:
         """The set of these rules."""
-        found = sorted(set(rules))
-        return cls(tuple(one for one in found if not any(other.covers(one) for other in found if other != one)))
+        granted = _apart(rules)
+        return cls(granted, _apart(one for one in asked if not _covered(one, granted)))
 
     @classmethod
     def bottom(cls) -> Self:
@@ -90,38 +95,67 @@ class InjectSet(Struct, frozen=True):
         return cls((EVERY,))
 
     def __bool__(self) -> bool:
-        return bool(self.rules)
+        return bool(self.rules or self.asked)
 
     @property
     def hosts(self) -> frozenset[str]:
         """The hosts whose requests the gate reads."""
-        return frozenset(one.host for one in self.rules if one != EVERY)
+        return frozenset(one.host for one in (*self.rules, *self.asked) if one != EVERY)
 
     def at(self, host: str) -> tuple[InjectRule, ...]:
-        """The rules of a host."""
+        """The rules of a host that need no lease."""
         return tuple(one for one in self.rules if one.host == host)
 
+    def asked_at(self, host: str) -> tuple[InjectRule, ...]:
+        """The rules of a host about which an operator is asked."""
+        return tuple(one for one in self.asked if one.host == host)
+
     def meet(self, other: Self, /) -> Self:
-        """The requests that both allow."""
-        pairs = (mine.meet(theirs) for mine in self.rules for theirs in other.rules)
-        return self.of(one for one in pairs if one is not None)
+        """The requests that both allow, asked about where one of both asks."""
+        both = _met(self.rules, other.rules)
+        held = (
+            *_met(self.asked, (*other.rules, *other.asked)),
+            *_met(self.rules, other.asked),
+        )
+        return self.of(both, held)
 
     def is_subset(self, other: Self, /) -> bool:
         """Whether ``other`` allows all of this."""
         return not self.difference(other)
 
     def difference(self, other: Self, /) -> Self:
-        """The rules, each whole, that ``other`` does not cover."""
-        return type(self)(tuple(one for one in self.rules if not any(theirs.covers(one) for theirs in other.rules)))
+        """The rules, each whole, that ``other`` does not cover. What it asks about covers no grant."""
+        held = (*other.rules, *other.asked)
+        return type(self)(
+            tuple(one for one in self.rules if not _covered(one, other.rules)),
+            tuple(one for one in self.asked if not _covered(one, held)),
+        )
 
     def describe(self) -> tuple[str, ...]:
         """A line a rule."""
-        return (
+        granted = (
             ("inject any secret into any request",)
             if EVERY in self.rules
             else tuple(map(InjectRule.describe, self.rules))
         )
+        return (*granted, *(one.describe() + ASKED for one in self.asked))
 
     def canonical(self) -> dict[str, Any]:
-        """The rules."""
-        return {"rules": [one._asdict() for one in self.rules]}
+        """The rules, and those that are asked about where there are any."""
+        held = {"asked": [one._asdict() for one in self.asked]} if self.asked else {}
+        return {"rules": [one._asdict() for one in self.rules], **held}
+
+
+def _covered(rule: InjectRule, rules: Iterable[InjectRule]) -> bool:
+    return any(one.covers(rule) for one in rules)
+
+
+def _apart(rules: Iterable[InjectRule]) -> tuple[InjectRule, ...]:
+    """The rules in order, without those that stand within another."""
+    found = sorted(set(rules))
+    return tuple(one for one in found if not any(other.covers(one) for other in found if other != one))
+
+
+def _met(mine: Iterable[InjectRule], theirs: tuple[InjectRule, ...]) -> Iterator[InjectRule]:
+    pairs = (one.meet(other) for one in mine for other in theirs)
+    return (one for one in pairs if one is not None)

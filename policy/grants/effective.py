@@ -25,7 +25,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
-from policy.grants.sets.domain import EMPTY, Domain
+from policy.grants.sets.domain import ANY, EMPTY, Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
 from policy.grants.syscalls import EXEC_CALL, NEVER_CALLS, SyscallSet
@@ -174,7 +174,7 @@ class Effective:
             lifetime=_lifetime(manifest.lifetime),
             services=services,
             publish=publish,
-            inject=InjectSet.of(inject_rules(table)),
+            inject=InjectSet.of(inject_rules(table), asked_requests(table)),
             web=web,
             host_ports=host_ports,
             ssh=ssh,
@@ -271,6 +271,13 @@ def inject_rules(table: source.PermissionsSection) -> Iterator[InjectRule]:
         for method in one.methods:
             for path in one.paths:
                 yield InjectRule(host, one.secret, one.header, one.format, one.user, method, path)
+
+
+def asked_requests(table: source.PermissionsSection) -> Iterator[InjectRule]:
+    """The requests with a secret that an operator is asked about: all others to the host, by entry."""
+    for _, host, one in table.injected:
+        if one.asked:
+            yield InjectRule(host, one.secret, one.header, one.format, one.user, ANY, f"/{ANY}")
 
 
 def ssh_rows(sections: source.ServicesSection) -> Iterator[tuple[str, str, str]]:

@@ -172,9 +172,10 @@ def _ssh(d: Document) -> SshSet:
 
 def _inject(d: Document) -> InjectSet:
     rules = [InjectRule(**one) for one in d["rules"]]
-    if not rules or not all(type(part) is str for one in rules for part in one):
+    asked = [InjectRule(**one) for one in d.get("asked", ())]
+    if not (rules or asked) or not all(type(part) is str for one in (*rules, *asked) for part in one):
         raise TypeError("a part of a rule is no text")
-    return InjectSet.of(rules)
+    return InjectSet.of(rules, asked)
 
 
 def _web(d: Document) -> WebSet:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from policy.grants.sets.spans import Spans
 from policy.manifest import text
+from policy.manifest.permissions import INJECT_PATH
 from policy.manifest.tools import command
 
 
@@ -23,6 +25,17 @@ def tool(uri: str, side_effect: str) -> tuple[str, ...]:
         return "[[tools.command]]", f"name = {text.toml(name)}", f"agent = {text.toml(agent)}"
     classes = (f"side_effects = [{text.toml(side_effect)}]",) if side_effect else ()
     return "[permissions.skills]", f"allow = [{text.toml(uri)}]", *classes
+
+
+def request(method: str, host: str, path: str) -> tuple[str, ...]:
+    """Return what grants a request with a secret: additions to the entry of its host, whose secret is written there."""
+    if not re.fullmatch(INJECT_PATH, path) or "*" in path:
+        return (f"# no path of a manifest is {path}: take in what begins so, or leave it asked about",)
+    return (
+        f"# in inject of the entry for {host}; each method there is granted for each path",
+        f"methods = [{text.toml(method)}]",
+        f"paths = [{text.toml(path)}]",
+    )
 
 
 def of_rows(kinds: Iterable[Mapping[str, Any]], run: str) -> list[tuple[Mapping[str, Any], tuple[str, ...]]]:

@@ -7,7 +7,7 @@ An absent list grants nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import AfterValidator, BeforeValidator
@@ -23,6 +23,7 @@ OnDeny = Literal["deny", "ask"]
 # A client waits for a name as long as its resolver does: 4 tries of 30 s (docs/approvals.md).
 DEFAULT_ASK_SECONDS: Final = 60
 MAX_ASK_SECONDS: Final = 110
+AskSeconds = Annotated[int, fields.whole(1, MAX_ASK_SECONDS, 'seconds that it is held at most, with on_deny = "ask"')]
 SideEffect = Literal["read", "write", "network", "shell", "chain"]
 
 
@@ -169,6 +170,16 @@ class Inject(fields.Section):
         AfterValidator(text.Matching("variable", f"(?:{process.VARIABLE})?", "A-Z a-z 0-9 and `_`, no digit first")),
         says("variable that holds a placeholder, for programs that want one"),
     ] = ""
+    on_deny: Annotated[
+        OnDeny,
+        says('`"ask"` holds each other request to the host until an operator grants or denies it (docs/approvals.md)'),
+    ] = "deny"
+    ask_seconds: AskSeconds = DEFAULT_ASK_SECONDS
+
+    @property
+    def asked(self) -> bool:
+        """Whether an operator is asked about requests beyond ``methods`` and ``paths``."""
+        return self.on_deny == "ask"
 
 
 # The name by which an agent reaches granted ports of this host's loopback, through a gate of its own.
@@ -203,7 +214,7 @@ class NetworkEntry(fields.Section):
         Inject | None,
         says(
             "a secret that the gate adds to requests to this host, so that the agent has none: `{ secret, header, "
-            "format, user, methods, paths, env }`; secret, methods and paths are needed"
+            "format, user, methods, paths, env, on_deny, ask_seconds }`; secret, methods and paths are needed"
         ),
     ] = None
 
@@ -214,9 +225,7 @@ class NetworkEntry(fields.Section):
             "denies it (docs/approvals.md); tls and a name only"
         ),
     ] = "deny"
-    ask_seconds: Annotated[
-        int, fields.whole(1, MAX_ASK_SECONDS, 'seconds that it is held at most, with on_deny = "ask"')
-    ] = DEFAULT_ASK_SECONDS
+    ask_seconds: AskSeconds = DEFAULT_ASK_SECONDS
 
     @property
     def asked(self) -> bool:
@@ -381,23 +390,6 @@ def _unique_entries(items: tuple[NetworkEntry, ...]) -> tuple[NetworkEntry, ...]
     return items
 
 
-# What a program is told of the authority of the run, beside what it trusts by itself.
-TRUST_FILE: Final = "/run/covenant/ca.pem"
-TRUST_VARIABLES: Final = (
-    *("AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "CURL_CA_BUNDLE", "DENO_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"),
-    *("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),
-)
-PLACEHOLDER: Final = "covenant-placeholder"
-
-
-def inject_variables(placeholders: Iterable[tuple[str, str]], hosts: Collection[str]) -> dict[str, str]:
-    """The variables of a run whose gate adds secrets at ``hosts``: where the run's authority is, and placeholders."""
-    if not hosts:
-        return {}
-    trust = dict.fromkeys(TRUST_VARIABLES, TRUST_FILE)
-    return {**trust, **{name: PLACEHOLDER for host, name in placeholders if name and host in hosts}}
-
-
 class Permissions(fields.Section):
     """``[permissions]``: an absent permission is not granted."""
 
@@ -468,7 +460,7 @@ class Permissions(fields.Section):
                 yield f"{at}.on_deny", message, 'write a name and protocol = "tls", or take on_deny out'
             if one.inject is not None:
                 message = f"{text.quote(one.host)} is asked about and has a secret"
-                yield f"{at}.on_deny", message, "take one of on_deny and inject out"
+                yield f"{at}.on_deny", message, "write on_deny in inject, or take one of on_deny and inject out"
             if one.host in plain:
                 message = f"host {text.quote(one.host)} is granted by one entry and asked about by another"
                 yield f"{at}.on_deny", message, "keep one of them"
@@ -479,7 +471,7 @@ class Permissions(fields.Section):
         ``variables`` are those that ``[process]`` sets.
         """
         hosts_seen: set[str] = set()
-        names = {*variables, *process.NEVER_SET, *TRUST_VARIABLES}
+        names = {*variables, *process.NEVER_SET, *process.TRUST_VARIABLES}
         for index, host, one in self.injected:
             at, entry = f"permissions.network[{index}].inject", self.network[index]
             if entry.protocol != "tls" or entry.kind != "name":
@@ -488,6 +480,8 @@ class Permissions(fields.Section):
             if host in hosts_seen:
                 yield at, f"host {text.quote(host)} has two secrets", "keep one, and write its ports in one entry"
             hosts_seen.add(host)
+            if "ask_seconds" in one.model_fields_set and not one.asked:
+                yield f"{at}.ask_seconds", "`ask_seconds` without a question", 'write on_deny = "ask"'
             for key, example in (("methods", '["GET"]'), ("paths", '["/*"]')):
                 if not getattr(one, key):
                     yield f"{at}.{key}", f"{key} is an empty list", f"write {key} = {example}"

@@ -7,7 +7,7 @@ agents").
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator
@@ -37,6 +37,21 @@ VARIABLE = r"[A-Za-z_][A-Za-z0-9_]{0,127}"
 NEVER_SET: Final = frozenset({"COVENANT_RUN_ID", "CREDENTIALS_DIRECTORY", "LD_AUDIT", "LD_PRELOAD", "TMPDIR"})
 # What changes a loader or an interpreter of ours, under the contract of an agent that is written for Covenant.
 OURS = ("LD_", "PYTHON", "NODE_", "GCONV_PATH", "GLIBC_TUNABLES")
+# What a program is told of the authority of the run, beside what it trusts by itself.
+TRUST_FILE: Final = "/run/covenant/ca.pem"
+TRUST_VARIABLES: Final = (
+    *("AWS_CA_BUNDLE", "CARGO_HTTP_CAINFO", "CURL_CA_BUNDLE", "DENO_CERT", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS"),
+    *("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"),
+)
+PLACEHOLDER: Final = "covenant-placeholder"
+
+
+def inject_variables(placeholders: Iterable[tuple[str, str]], hosts: Collection[str]) -> dict[str, str]:
+    """The variables of a run whose gate adds secrets at ``hosts``: where the run's authority is, and placeholders."""
+    if not hosts:
+        return {}
+    trust = dict.fromkeys(TRUST_VARIABLES, TRUST_FILE)
+    return {**trust, **{name: PLACEHOLDER for host, name in placeholders if name and host in hosts}}
 
 
 def argument(value: str) -> str:

@@ -210,11 +210,20 @@ _AT_LEAST_ONE = {"minimum": 1}
 _ITEMS = {"minItems": 1}
 _TO_HOST: Fragment = {"properties": {"host": _IS(permissions.HOST_NAME)}}
 _HTTPS: Fragment = {"properties": {"ports": _IS([443]), "protocol": _IS("tls")}}
+_ASKED: Fragment = {"required": ["on_deny"], "properties": {"on_deny": {"const": "ask"}}}
 _ASKS: Fragment = _when(
-    {"required": ["on_deny"], "properties": {"on_deny": {"const": "ask"}}},
+    _ASKED,
     {"properties": {"protocol": {"const": "tls"}, "host": _any(_NAME)}, "not": {"required": ["inject"]}},
     {"not": {"required": ["ask_seconds"]}},
 )
+_INJECT: Fragment = {
+    "properties": {
+        "methods": _ITEMS,
+        "paths": _ITEMS,
+        "env": {"not": {"enum": sorted({*process.NEVER_SET, *process.TRUST_VARIABLES})}},
+    },
+    **_when({"not": _ASKED}, {"not": {"required": ["ask_seconds"]}}),
+}
 
 _NO_DESTINATION: Fragment = {"not": {"anyOf": [{"required": ["ports"]}, {"required": ["protocol"]}]}}
 
@@ -271,12 +280,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
                         _when(_TO_HOST, {"properties": {"protocol": _IS("tcp")}}),
                         _ASKS,
                     ],
-                    **_section(
-                        "inject",
-                        methods=_ITEMS,
-                        paths=_ITEMS,
-                        env={"not": {"enum": sorted({*process.NEVER_SET, *permissions.TRUST_VARIABLES})}},
-                    ),
+                    "properties": {"inject": _INJECT},
                 }
             },
         ),

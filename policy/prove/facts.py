@@ -16,7 +16,7 @@ from policy.decompile.documents import shown
 from policy.decompile.read import Decompiled
 from policy.host import Closure, HostFacts
 from policy.manifest.agent import Manifest
-from policy.manifest.permissions import inject_variables
+from policy.manifest.process import inject_variables
 
 
 class Facts(Struct, frozen=True):

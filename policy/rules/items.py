@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from policy.grants.credentials import CredentialSet, InjectSet
-from policy.grants.effective import DOMAINS, Effective, inject_rules, ssh_rows
+from policy.grants.effective import DOMAINS, Effective, asked_requests, inject_rules, ssh_rows
 from policy.grants.executables import ExecutableSet
 from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
@@ -132,6 +132,8 @@ def _inject(m: Manifest, e: Effective) -> Items:
     for i, host, _ in m.permissions.injected:
         rules = (rule for rule in inject_rules(m.permissions) if rule.host == host)
         yield f"permissions.network[{i}].inject", InjectSet.of(rules)
+        asked = (rule for rule in asked_requests(m.permissions) if rule.host == host)
+        yield f"permissions.network[{i}].inject.on_deny", InjectSet.of((), asked)
 
 
 def _web(m: Manifest, e: Effective) -> Items:

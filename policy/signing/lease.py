@@ -20,7 +20,7 @@ MAX_BYTES: Final = 12_288
 TARGET_CHARACTERS: Final = 512
 _KIND: Final = word.WordKind("lease", PAYLOAD_TYPE, MAX_BYTES, "covenant approvals grant REQUEST")
 
-Kind = Literal["network", "tool"]
+Kind = Literal["network", "tool", "inject"]
 # For one use, for as long as the run lives, or until a time. Each ends at ``expires_at`` at the latest.
 Duration = Literal["once", "run", "until"]
 

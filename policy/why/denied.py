@@ -93,6 +93,9 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("dns", "not_approved"): 'the name has on_deny = "ask", and no operator granted it',
     ("sni", "not_approved"): 'the name has on_deny = "ask", and no lease covers this connection',
     ("inject", "request_not_granted"): "no entry of the host has this method and path together in its inject",
+    ("inject", denials.NOT_APPROVED): "an operator is asked about the request, and none granted it",
+    ("inject", "lease_ended"): "the lease under which the request was sent has ended",
+    ("inject", "not_held"): "the body is longer than what an operator can be asked about, or has no length",
     ("inject", "path_refused"): "the path could be read as another one, such as one with `..` or an encoded slash",
     ("inject", "host_refused"): "the request names another host than its connection",
     ("inject", "frame_refused"): "the request could be read in two ways, or asks for another protocol",
@@ -337,7 +340,8 @@ def _inject_note(denial: Denial) -> str:
         return "an operator puts it there: covenant vault put AGENT NAME"
     if denial.code == "host_failed":
         return "where another authority signed for the host, the operator names it: [tls] ca in config.toml"
-    if denial.code != "request_not_granted" or found is None or found["method"] in ("CONNECT", "TRACE"):
+    approved = ("request_not_granted", denials.NOT_APPROVED)
+    if denial.code not in approved or found is None or found["method"] in ("CONNECT", "TRACE"):
         return "no line of agent.toml allows it"
     listed = f"methods = [{text.toml(found['method'])}], paths = [{text.toml(found['path'])}]"
     return f"add to inject of the entry for {found['host']}: {listed}"

@@ -14,14 +14,18 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from policy import decide, errors
+from policy.grants.credentials import InjectSet
 from policy.leases import exported, targets
 from policy.leases.book import HeldRequest, Lease, LeaseBook, RunOfLeases
+from policy.manifest.permissions import DEFAULT_ASK_SECONDS
 from policy.signing import lease as leases
 from sandbox.audit.run_events import RunEvents
 from sandbox.config import Config
 from sandbox.network.gate.lease_desk import LeaseDesk
+from sandbox.network.inject import gate as inject_gate
+from sandbox.network.inject.holds import HoldTerms
 from sandbox.network.service import gate as service_gate
-from sandbox.network.tools.questions import HoldTerms
+from sandbox.network.tools import questions
 from sandbox.run_io import PeriodicCheck
 from sandbox.shim.control_socket import Reply
 from sandbox.shim.operations import RunOperations
@@ -101,12 +105,15 @@ def of(
     The desk's operations are added to those of the run. It closes with ``stack``.
     """
     manifest, network, skills = decision.manifest, decision.effective.network, decision.effective.skills
-    if not network.asked and not skills.asked:
+    inject = decision.effective.inject
+    if not (network.asked or skills.asked or inject.asked):
         return None
 
     def holds(kind: str, target: str) -> bool:
         if kind == "tool":
             return targets.tool(target) in skills.asked
+        if kind == "inject":
+            return _is_asked(inject, target)
         with contextlib.suppress(errors.ManifestError):
             return kind == "network" and bool(network.to_asked(target))
         return False
@@ -114,6 +121,8 @@ def of(
     def lines(held: HeldRequest) -> tuple[str, ...]:
         if held.kind == "tool":
             return exported.tool(targets.tool(held.target) or "", held.side_effect)
+        if held.kind == "inject":
+            return exported.request(*(targets.requested(held.target) or ("", "", "")))
         return exported.network(held.target, network.to_asked(held.target).tls)
 
     book = LeaseBook(RunOfLeases(run_id, manifest.agent.id, decision.policy_digest), holds)
@@ -148,10 +157,30 @@ def hold_tools(
     skills = decision.effective.skills
     if terms is None or run is None or not skills.asked:
         return terms
-    hold = HoldTerms(run.desk, frozenset(skills.asked), decision.manifest.permissions.skills.ask_seconds)
+    hold = questions.HoldTerms(run.desk, frozenset(skills.asked), decision.manifest.permissions.skills.ask_seconds)
     if terms.commands is not None:
         terms.commands.hold_by(hold)
     return terms if terms.tools is None else structs.replace(terms, tools=structs.replace(terms.tools, hold=hold))
+
+
+def hold_requests(
+    terms: inject_gate.InjectTerms | None, decision: decide.Decision, run: RunOfOperators | None
+) -> inject_gate.InjectTerms | None:
+    """Return the terms of a gate that adds secrets, which holds requests where the policy of the run asks."""
+    if terms is None or run is None or not decision.effective.inject.asked:
+        return terms
+    seconds = {host: one.ask_seconds for _, host, one in decision.manifest.permissions.injected}
+    return structs.replace(terms, hold=HoldTerms(run.desk, lambda host: seconds.get(host, DEFAULT_ASK_SECONDS)))
+
+
+def _is_asked(inject: InjectSet, target: str) -> bool:
+    """Whether an operator is asked about a request: it is not granted, and one may be."""
+    found = targets.requested(target)
+    if found is None:
+        return False
+    method, host, path = found
+    granted = any(one.takes(method, path) for one in inject.at(host))
+    return not granted and any(one.takes(method, path) for one in inject.asked_at(host))
 
 
 def rounds(run: RunOfOperators | None) -> tuple[PeriodicCheck, ...]:

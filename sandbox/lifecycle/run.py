@@ -318,7 +318,7 @@ class Run:
             observe=None if context.request.observe is None else context.request.observe.saw,
             publish=context.publish(decision),
             host=context.host_ports(decision),
-            inject=context.inject(decision, deadline, stack),
+            inject=lease_desks.hold_requests(context.inject(decision, deadline, stack), decision, desk),
             ssh=self._ssh(decision, stack),
             desk=None if desk is None else desk.desk,
             proxy=self._proxy(decision),

@@ -34,6 +34,7 @@ from sandbox.network.gate import prefork
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.gate.proxy import ProxyTerms
 from sandbox.network.inject import gate as inject_gate
+from sandbox.network.inject import wire as inject_wire
 from sandbox.network.publish import gate as publish_gate
 from sandbox.network.publish import host_gate
 from sandbox.network.reached import TellReached
@@ -250,7 +251,7 @@ def _reading(
     with takes:
         shared = {name: value for name, value in given.items() if name != "inside"}
         gateway.inject = stack.enter_context(inject_gate.open(plan, terms, takes.fileno(), **shared))
-    return sorted({one["host"] for one in plan["rules"]}), hands.fileno()
+    return sorted(inject_wire.requests(plan).hosts), hands.fileno()
 
 
 def _kinds(

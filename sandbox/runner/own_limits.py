@@ -13,7 +13,7 @@ from msgspec import structs
 
 from policy.compile import mounts
 from policy.explain import own_limits
-from policy.manifest.permissions import TRUST_FILE
+from policy.manifest.process import TRUST_FILE
 from sandbox.network.inject import gate
 from sandbox.runner.spec import SandboxSpec
 

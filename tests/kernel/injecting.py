@@ -100,7 +100,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, warm: Path, net: Any) -> Ite
     """A world whose vault holds the secret of the agent `probe`."""
     base = tmp_path_factory.mktemp("inject")
     made = InjectWorld(base, warm=warm)
-    internet.configured(made, net[0])
+    internet.configured(made, net[0], ask_operators=True, attest_seconds=1)
     made.certificate = net[2]
     with (made.state / "config.toml").open("a") as stream:
         stream.write(f'[vault]\nkey = "{base}/vault.key"\n[tls]\nca = ["{net[2]}"]\n')

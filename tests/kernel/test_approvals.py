@@ -85,9 +85,13 @@ class Operator:
                 for one in approvals.listed(self.world.state, ROOT)["requests"]:
                     if one["id"] not in done:
                         done.add(one["id"])
-                        self._answers[one["target"]].pop(0)(self, one)
+                        self.answers_to(one).pop(0)(self, one)
             except BaseException as e:
                 self.failed.append(e)
+
+    def answers_to(self, held: Any) -> list[Answer]:
+        """The answers to requests like this one that are left."""
+        return self._answers[held["target"]]
 
     def lease(self, held: Any, seconds: float, duration: str = "until", key: Any = None, **other: Any) -> str:
         now_ms = int(time.time() * 1000)

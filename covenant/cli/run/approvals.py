@@ -75,7 +75,7 @@ def list_(as_json: bool) -> None:
 @click.option("--once", is_flag=True, help="Grant one use.")
 @click.option("--run", "for_run", is_flag=True, help="Grant it for as long as the run lives.")
 @click.option("--until", metavar="TIME", help="Grant it for so long, such as 10m, at most 30d.")
-@click.option("--any-arguments", is_flag=True, help="Grant every call of the tool, with --run or --until.")
+@click.option("--any-arguments", is_flag=True, help="Grant every such call or request, with --run or --until.")
 @click.option("--choice", metavar="WORD", help="Answer a run at a Hermes API with a word that it offers.")
 @click.option("--key", "name", metavar="NAME", help="The operator key to sign with.  [default: the only one]")
 @click.option("--ssh-agent", "agent", metavar="KEY", help="Sign with a key of ssh-agent: its comment or fingerprint.")
@@ -315,30 +315,34 @@ def ask(verb: str, **fields: Any) -> dict[str, Any]:
 
 
 def call_lines(held: dict[str, Any]) -> list[str]:
-    """Return the lines about a call of a tool that waits: its digest, class and arguments. None for another request."""
+    """Return the lines about a call that waits: its digest, class and arguments. None for another request."""
     digest = held["target"].removeprefix(_target(held)).strip()
-    if held["kind"] != "tool" or not digest:
+    if not digest:
         return []
+    if held["kind"] == "inject":
+        return [f"{held['id']}: all that is sent {digest}", f"  {held['arguments']}"]
     return [f"{held['id']}: side effect {held['side_effect']}, arguments {digest}", f"  {held['arguments']}"]
 
 
 def _target(held: dict[str, Any]) -> str:
-    """Return the target of a request as its column has it: the tool of a call."""
+    """Return the target of a request as its column has it: the tool of a call, the method and URL of a request."""
     from policy.leases import targets
 
     target: str = held["target"]
-    return (targets.tool(target) or target) if held["kind"] == "tool" else target
+    return (targets.tool(target) or target) if held["kind"] in targets.CALLS else target
 
 
 def _whole_tool(held: dict[str, Any], duration: str) -> str:
-    """Return the target of a lease for every call of the tool that is asked about.
+    """Return the target of a lease for every call of the tool that is asked about, or every such request.
 
     Raises:
-        errors.UsageError: it is no call of a tool, or the lease is for one use.
+        errors.UsageError: it is no call, or the lease is for one use.
     """
-    if held["kind"] != "tool" or duration == "once":
-        message = "--any-arguments is for a tool, and not for one use"
-        raise errors.UsageError(message, hint="give it with --run or --until, for a request of the kind tool")
+    from policy.leases import targets
+
+    if held["kind"] not in targets.CALLS or duration == "once":
+        message = "--any-arguments is for a tool or a request, and not for one use"
+        raise errors.UsageError(message, hint="give it with --run or --until, for the kind tool or inject")
     return _target(held)
 
 

@@ -13,7 +13,7 @@ from policy.compile.network.destinations import Group, Name
 from policy.compile.network.firewall import DNS_PORT, SERVICE_PORT, SSH_AGENT_PORT, TLS_PORT
 from policy.compile.network.routes import Traced
 from policy.grants.credentials import InjectRule
-from policy.grants.effective import Effective, inject_rules
+from policy.grants.effective import Effective, asked_requests, inject_rules
 from policy.grants.services import LIMITS, WEB_LIMITS, covers, fetches
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.spans import Spans
@@ -53,20 +53,22 @@ def compile(effective: Effective, traced: Traced, origins: Origins, provenance: 
 
 
 def _inject(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
-    for rule in effective.inject.rules:
+    inject = effective.inject
+    held = ((rule, "inject/asked") for rule in inject.asked)
+    for rule, place in (*((rule, "inject") for rule in inject.rules), *held):
         above = next((i for i, own in _written(origins) if own.covers(rule)), None)
         if above is None:
             raise origins.uncovered("permissions.network", rule.describe())
         cause = Cause("manifest", f"permissions.network[{above}].inject", rule.secret)
-        provenance.add(f"gates.json:inject/{rule.host}/{rule.method}{rule.path}", cause)
+        provenance.add(f"gates.json:{place}/{rule.host}/{rule.method}{rule.path}", cause)
     return effective.inject.canonical()
 
 
 def _written(origins: Origins) -> Iterator[tuple[int, InjectRule]]:
-    """The rules of the manifest, each with the index of its entry."""
+    """The rules of the manifest and its questions, each with the index of its entry."""
     table = origins.manifest.permissions
     indexes = {host: index for index, host, _ in table.injected}
-    return ((indexes[rule.host], rule) for rule in inject_rules(table))
+    return ((indexes[rule.host], rule) for rule in (*inject_rules(table), *asked_requests(table)))
 
 
 def _host(effective: Effective, origins: Origins, provenance: Provenance) -> list[int]:

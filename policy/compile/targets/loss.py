@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy import data, errors
 from policy.data import target_table
@@ -169,6 +169,10 @@ def _injected(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return effective.inject.describe() or None
 
 
+def _asked_requests(effective: Effective, _: Manifest, __: TargetRow) -> Found:
+    return structs.replace(effective.inject, rules=()).describe() or None
+
+
 def _asked(effective: Effective, _: Manifest, __: TargetRow) -> Found:
     return tuple(map(str, effective.network.asked_entries)) or None
 
@@ -191,6 +195,7 @@ TESTS: Mapping[str, Test] = {
     "python": _python,
     "injected": _injected,
     "asked": _asked,
+    "asked_requests": _asked_requests,
 }
 
 

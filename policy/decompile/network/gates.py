@@ -269,13 +269,15 @@ def _ssh(value: dict[str, Any]) -> tuple[int, SshSet]:
 
 def _inject(value: dict[str, Any]) -> InjectSet:
     where, shape = f"{GATES}:inject", dict.fromkeys(InjectRule._fields, str)
-    rules = [InjectRule(**closed(item, where, shape)) for item in closed(value, where, {"rules": list})["rules"]]
-    inject = InjectSet.of(rules)
-    if not rules or inject.rules != tuple(rules) or EVERY_REQUEST in rules:
+    held = {"asked": list} if "asked" in value else {}
+    found = closed(value, where, {"rules": list, **held})
+    rules, asked = ([InjectRule(**closed(item, where, shape)) for item in found.get(k, ())] for k in ("rules", "asked"))
+    inject, every = InjectSet.of(rules, asked), (*rules, *asked)
+    if not inject or inject != InjectSet(tuple(rules), tuple(asked)) or EVERY_REQUEST in every or (held and not asked):
         raise refuse(where, "the rules are not sorted, one stands within another, or there is none")
-    if any(pattern_of(one.host, where).startswith(hostnames.EVERY) for one in rules):
+    if any(pattern_of(one.host, where).startswith(hostnames.EVERY) for one in every):
         raise refuse(where, "a host is no exact name")
-    if len({one.added for one in rules}) != len(inject.hosts):
+    if len({one.added for one in every}) != len(inject.hosts):
         raise refuse(where, "a host has two secrets")
     return inject
 

@@ -17,16 +17,18 @@ import msgspec
 from msgspec import Struct
 
 from policy import denials, errors
-from policy.grants.credentials import InjectRule, InjectSet
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork, uids
 from sandbox.network.gate import process as gate_process
+from sandbox.network.inject import wire
+from sandbox.network.inject.holds import HoldTerms
 from sandbox.network.inject.ledger import AskSecret, AskStill, Injected, InjectLedger
 
 LAYER: Final = "inject"
 CODES: Final = frozenset({
     "answer_refused", "frame_refused", "handshake_failed", "host_failed", "host_refused", "limit", "path_refused",
-    "request_not_granted", "secret_absent", "secret_malformed", "secret_taken",
+    "request_not_granted", "secret_absent", "secret_malformed", "secret_taken", "lease_ended", "not_held",
+    denials.NOT_APPROVED,
 })  # fmt: skip
 # Other uids than those of the gates that the firewall knows.
 KIND: Final = prefork.Kind("sandbox.network.inject.process", own_network=True)
@@ -41,7 +43,7 @@ class InjectTerms(Struct, frozen=True):
 
     ``ask`` looks a secret up, ``still`` asks whether it is there, ``told`` takes the row of each request, and ``trust``
     the certificate of the run's authority, before the agent begins. ``bundles`` are files of the authorities of real
-    hosts; the run's own certificates last ``seconds``. ``watches`` are the vault's.
+    hosts; the run's own certificates last ``seconds``. ``watches`` are the vault's. ``hold`` asks an operator.
     """
 
     ask: AskSecret
@@ -51,6 +53,7 @@ class InjectTerms(Struct, frozen=True):
     seconds: int
     trust: Callable[[bytes], None] = lambda pem: None
     watches: Mapping[int, Callable[[], errors.RunError | None]] = msgspec.field(default_factory=dict)
+    hold: HoldTerms | None = None
 
 
 class InjectGate(Struct, frozen=True):
@@ -98,8 +101,8 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
         errors.KernelError: the process cannot be started.
     """
     with contextlib.ExitStack() as stack:
-        injected = InjectSet.of(InjectRule(**one) for one in plan["rules"])
-        ledger = stack.enter_context(contextlib.closing(InjectLedger(injected, terms.ask, terms.told, terms.still)))
+        made = InjectLedger(wire.requests(plan), terms.ask, terms.told, terms.still, terms.hold)
+        ledger = stack.enter_context(contextlib.closing(made))
         gate = gate_process.Gate(
             module=KIND.module,
             layer=LAYER,

@@ -84,8 +84,8 @@ def frame(request: Frame, headers: Headers, host: str, port: int) -> None:
         raise RequestRefusedError(400, "frame_refused", "a header's value is one line of text")
 
 
-def granted(method: str, raw_path: str, rules: Iterable[InjectRule]) -> None:
-    """Refuse a request that no rule covers.
+def granted(method: str, raw_path: str, rules: Iterable[InjectRule], asked: Iterable[InjectRule] = ()) -> bool:
+    """Refuse a request that no rule covers. Returns whether one of ``rules`` does: else an operator is asked.
 
     Raises:
         RequestRefusedError: none does, or its path could be read as another one.
@@ -95,13 +95,15 @@ def granted(method: str, raw_path: str, rules: Iterable[InjectRule]) -> None:
         raise RequestRefusedError(414, "path_refused", f"a path has at most {PATH_BYTES} bytes")
     if _DOTS.search(path) or _ODD.search(path):
         raise RequestRefusedError(403, "path_refused", "the path could be read as another one")
-    found = [one for one in rules if one.takes(method, path)]
+    plainly = [one for one in rules if one.takes(method, path)]
+    found = plainly or [one for one in asked if one.takes(method, path)]
     if not found or method in ("CONNECT", "TRACE"):
         raise RequestRefusedError(403, "request_not_granted", f"{method} {path} is not granted with a secret")
     if _HIDDEN.search(path) and not any(one.path == "/*" for one in found):
         raise RequestRefusedError(
             403, "path_refused", "the path could be read as another one: write plain characters plainly"
         )
+    return bool(plainly)
 
 
 def passed_on(headers: Headers, own: str) -> list[tuple[str, str]]:

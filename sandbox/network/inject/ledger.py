@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct
@@ -17,12 +17,14 @@ from policy import errors
 from policy.grants.credentials import InjectSet
 from sandbox.network.gate.rows import GateRows, RowTerms
 from sandbox.network.inject import wire
+from sandbox.network.inject.holds import HeldRequests, HoldTerms
 
 _AT_ONCE: Final = 64
 # An honest gate has no more under way (server.CONNECTIONS), and numbers that a counter can hold.
 _UNDER_WAY: Final = 1024
 _MOST: Final = 1 << 48
-_ASKED: Final = {"number": int, "host": str, "method": str, "path": str}
+_ASKED: Final = {"number": int, "host": str, "method": str, "path": str, "digest": str}
+_HELD: Final = {**_ASKED, "arguments": str}
 _ENDED: Final = {
     "number": int,
     "status": int,
@@ -55,10 +57,20 @@ AskStill = Callable[[str, str, Callable[[bool], None]], None]
 
 class InjectLedger(GateRows):
     """Serves one gate. ``ask`` looks a secret up, ``told`` takes the row of each request, ``still`` asks whether a
-    secret that was given is there."""
+    secret that was given is there. Without ``hold`` no request is held for an operator."""
 
-    def __init__(self, injected: InjectSet, ask: AskSecret, told: Callable[[Injected], None], still: AskStill) -> None:
+    def __init__(
+        self,
+        injected: InjectSet,
+        ask: AskSecret,
+        told: Callable[[Injected], None],
+        still: AskStill,
+        hold: HoldTerms | None = None,
+    ) -> None:
         self._injected, self._ask, self._told, self._still = injected, ask, told, still
+        self._held = None if hold is None else HeldRequests(hold, injected, self._over)
+        # Requests to send that had no lease: the gate tells their end too.
+        self._unapproved: set[int] = set()
         # The secrets about which the vault is being asked.
         self._looking: set[tuple[str, str]] = set()
         self._under_way: dict[int, Injected] = {}
@@ -104,20 +116,49 @@ class InjectLedger(GateRows):
         if row is None:
             return False
         kind, number = row.pop("kind"), row.pop("number")
+        if kind == "held":
+            return self._held is not None and self._held.ask(row, functools.partial(self._verdict, number))
         if kind == "ended":
+            if number in self._unapproved:
+                self._unapproved.remove(number)
+                return True
+            if self._held is not None:
+                self._held.ended(number)
             begun = self._under_way.pop(number, None)
             if begun is None:
                 return False
             self._told(Injected(begun.host, begun.secret, begun.method, begun.path, **row))
             return True
-        rules = self._injected.at(row["host"])
-        is_granted = any(rule.takes(row["method"], row["path"]) for rule in rules)
-        if not is_granted or number in self._under_way or len(self._under_way) >= _UNDER_WAY:
+        if number in self._under_way or number in self._unapproved:
             return False
-        self._under_way[number] = Injected(row["host"], rules[0].secret, row["method"], row["path"])
+        if len(self._under_way) + len(self._unapproved) >= _UNDER_WAY:
+            return False
+        may_send = self._may_send(number, row)
+        if may_send:
+            self._send_with_secret(number, row)
+        elif may_send is False:
+            self._unapproved.add(number)
+            self._send(number, wire.UNAPPROVED)
+        return may_send is not None
+
+    def _may_send(self, number: int, row: Mapping[str, str]) -> bool | None:
+        """Return whether a request gets its secret: it is granted, or under a lease. None: no honest gate asks so."""
+        if row["digest"]:
+            return None if self._held is None else self._held.send(number, row)
+        return any(rule.takes(row["method"], row["path"]) for rule in self._injected.at(row["host"])) or None
+
+    def _send_with_secret(self, number: int, row: Mapping[str, str]) -> None:
+        host = row["host"]
+        secret = (*self._injected.at(host), *self._injected.asked_at(host))[0].secret
+        self._under_way[number] = Injected(host, secret, row["method"], row["path"])
         if self._answers:
-            self._ask(row["host"], rules[0].secret, lambda version, value: self._answer(number, value))
-        return True
+            self._ask(host, secret, lambda version, value: self._answer(number, value))
+
+    def _verdict(self, number: int, granted: bool) -> None:
+        self._send(number, wire.GRANTED if granted else wire.REFUSED)
+
+    def _over(self, number: int) -> None:
+        self._send(number, wire.OVER)
 
     def _answer(self, number: int, value: memoryview | None) -> None:
         self._send(number, wire.ABSENT if value is None else wire.PRESENT, value)
@@ -137,7 +178,7 @@ def _row(message: bytes) -> dict[str, Any] | None:
         return None
     if not isinstance(row, dict):
         return None
-    shape: dict[str, type] | None = {"asked": _ASKED, "ended": _ENDED}.get(str(row.get("kind")))
+    shape: dict[str, type] | None = {"held": _HELD, "asked": _ASKED, "ended": _ENDED}.get(str(row.get("kind")))
     if shape is None or set(row) != {"kind", *shape}:
         return None
     fine = all(type(row[name]) is kind for name, kind in shape.items())

@@ -33,7 +33,7 @@ def serve(gate: GateInput) -> NoReturn:
 
 async def _serve(gate: GateInput) -> None:
     plan = gate.plan
-    injected = InjectSet.of(InjectRule(**one) for one in plan["rules"])
+    injected = wire.requests(plan)
     authority = Authority(injected.hosts, seconds=plan["seconds"])
     await _warm()
     line = Line(gate.fds["line"])
@@ -72,10 +72,10 @@ class _NoLine(Line):
     def __init__(self) -> None:
         self.ended = 0
 
-    async def ask(self, host: str, method: str, path: str) -> tuple[InjectEntry, bytes | None]:
+    async def ask(self, host: str, method: str, path: str, digest: str = "") -> tuple[InjectEntry, bytes | None]:
         return InjectEntry(0, 0.0), _SECRET
 
-    def cut_by(self, entry: InjectEntry, cut: Callable[[], None]) -> None:
+    def cut_by(self, entry: InjectEntry, cut: Callable[[str], None]) -> None:
         """No supervisor takes its secret away."""
 
     def end(self, entry: InjectEntry) -> None:

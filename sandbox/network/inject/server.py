@@ -4,6 +4,7 @@
                                              ▲  both connections come from the TLS gate, as descriptors
 
     (1) the frame, the path and the method          (judge)
+        and where an operator is asked, the answer  (question)
     (2) the secret, for this request alone          (line)
     (3) the host's answer, as it comes              (upstream)
     (4) secrets and tokens taken out of it          (relay, scrub)
@@ -27,11 +28,12 @@ import aiohttp
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from policy.denials import NOT_APPROVED
 from policy.grants.credentials import InjectRule, InjectSet
-from sandbox.network.inject import judge, relay, scrub, wire
+from sandbox.network.inject import judge, question, relay, scrub, wire
 from sandbox.network.inject.judge import RequestRefusedError
 from sandbox.network.inject.limits import RequestRate
-from sandbox.network.inject.line import InjectEntry, Line
+from sandbox.network.inject.line import InjectEntry, Line, NoLeaseError
 from sandbox.network.inject.upstream import HEADER_BYTES, HostClient
 
 CONNECTIONS: Final = 192
@@ -138,18 +140,40 @@ class InjectServer:
     async def _answer(self, one: Conversation, request: web.BaseRequest) -> web.StreamResponse:
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in request.raw_headers]
         judge.frame(request, headers, one.host, one.port)
-        rules = self._injected.at(one.host)
-        judge.granted(request.method, request.raw_path, rules)
+        rules, asked = self._injected.at(one.host), self._injected.asked_at(one.host)
+        is_granted = judge.granted(request.method, request.raw_path, rules, asked)
+        rule = (*rules, *asked)[0]
         self._rate.take()
         path = request.raw_path.partition("?")[0]
-        entry, secret = await self._line.ask(one.host, request.method, path)
+        body, digest = (None, "") if is_granted else await self._held(one, request, headers, rule)
+        try:
+            entry, secret = await self._line.ask(one.host, request.method, path, digest)
+        except NoLeaseError:
+            raise _unapproved() from None
         self._line.cut_by(entry, functools.partial(self._cut, one, f"{request.method} https://{one.host}{path}"))
         try:
             if secret is None:
                 raise RequestRefusedError(403, "secret_absent", "the vault has no secret for this request")
-            return await self._pass_on(one, request, headers, rules[0], secret, entry)
+            return await self._pass_on(one, request, headers, rule, secret, entry, body)
         finally:
             self._line.end(entry)
+
+    async def _held(
+        self, one: Conversation, request: web.BaseRequest, headers: judge.Headers, rule: InjectRule
+    ) -> tuple[bytes, str]:
+        """Wait for an operator. Returns the body, which was read for the question, and the digest of the request.
+
+        Raises:
+            RequestRefusedError: it cannot be held, or may not be sent.
+        """
+        body = await question.body_of(request)
+        passed = judge.passed_on(headers, rule.header)
+        asked = question.of(request.method, one.host, request.raw_path, passed, body)
+        if not await self._line.hold(asked):
+            raise _unapproved()
+        if one.is_over:  # the lease is not used: the next try of the same request finds it
+            raise RequestRefusedError(503, "host_failed", f"{one.host} ended the connection meanwhile: try again")
+        return body, asked.digest
 
     async def _pass_on(
         self,
@@ -159,12 +183,13 @@ class InjectServer:
         rule: InjectRule,
         secret: bytes,
         entry: InjectEntry,
+        read: bytes | None,
     ) -> web.StreamResponse:
         value = self._value(rule, headers, secret)
         # Now: a token that is sent could be forgotten before it comes back.
         answer = relay.HostAnswer(self.tokens, rule.secret, self._hidden(rule, secret))
         sent = [*judge.passed_on(headers, rule.header), ("Accept-Encoding", "identity"), (rule.header, value)]
-        body = await self._body(request, rule.secret, entry, sent)
+        body = await self._body(request, rule.secret, entry, sent, read)
         try:
             response = await one.client.send(request.method, request.raw_path, sent, body)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as e:
@@ -176,9 +201,9 @@ class InjectServer:
         finally:
             response.release() if entry.whole else response.close()
 
-    def _cut(self, one: Conversation, target: str) -> None:
-        """End a request whose secret was taken out of the vault. The host's connection ends with the agent's."""
-        self.denied(target[:_TARGET_CHARACTERS], "secret_taken")
+    def _cut(self, one: Conversation, target: str, code: str) -> None:
+        """End a request whose secret or lease is gone. The host's connection ends with the agent's."""
+        self.denied(target[:_TARGET_CHARACTERS], code)
         if one.transport is not None:
             one.transport.abort()
 
@@ -200,10 +225,15 @@ class InjectServer:
         return [*found, _inner(rule, secret).encode()] if rule.user else found
 
     async def _body(
-        self, request: web.BaseRequest, group: str, entry: InjectEntry, sent: list[tuple[str, str]]
+        self,
+        request: web.BaseRequest,
+        group: str,
+        entry: InjectEntry,
+        sent: list[tuple[str, str]],
+        read: bytes | None,
     ) -> bytes | AsyncIterator[bytes] | None:
-        """The request's body, with its length among the headers that are sent."""
-        if "Expect" in request.headers:
+        """The request's body, with its length among the headers that are sent. ``read``: it was read already."""
+        if "Expect" in request.headers and read is None:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         length, kind = request.content_length, judge.kind_of(request.headers)
         if not request.body_exists:
@@ -214,12 +244,17 @@ class InjectServer:
         if written is None or length is None or length > EXCHANGED_BYTES or not self.tokens.known(group):
             if length is not None:
                 sent.append(("Content-Length", str(length)))
-            return _counted(request, entry)
-        text = (await request.content.read(-1)).decode("latin-1")
+            entry.outward += len(read or b"")
+            return _counted(request, entry) if read is None else read
+        text = (await request.content.read(-1) if read is None else read).decode("latin-1")
         data = self.tokens.exchange(group, text, written).encode("latin-1")
         entry.outward += len(data)
         sent.append(("Content-Length", str(len(data))))
         return data
+
+
+def _unapproved() -> RequestRefusedError:
+    return RequestRefusedError(403, NOT_APPROVED, "an operator is asked about the request, and none granted it")
 
 
 def _refusal(status: int, code: str, message: str) -> web.Response:

@@ -32,11 +32,12 @@ class LeaseLine(GateRows):
         Raises:
             errors.KernelError: the gate does not read its line.
         """
-        self._say("1" if lease.duration == "once" else "+", lease.target)
+        if lease.kind == "network":
+            self._say("1" if lease.duration == "once" else "+", lease.target)
 
     def end(self, lease: Lease) -> None:
         """End connections to it. A spent lease has none to come."""
-        if not lease.spent or lease.ends_ms <= self._desk.now_ms:
+        if lease.kind == "network" and (not lease.spent or lease.ends_ms <= self._desk.now_ms):
             self._say("-", lease.target)
 
     def _say(self, what: str, host: str) -> None:

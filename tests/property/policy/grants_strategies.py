@@ -121,7 +121,9 @@ inject_rules = st.builds(
     st.sampled_from(["GET", "POST", "*"]),
     request_paths,
 )
-injected = st.lists(inject_rules, max_size=4).map(InjectSet.of) | st.just(InjectSet.top())
+injected = st.builds(InjectSet.of, st.lists(inject_rules, max_size=4), st.lists(inject_rules, max_size=2)) | st.just(
+    InjectSet.top()
+)
 searchers = st.lists(st.sampled_from(["p", "q", "r"]), max_size=3)
 page_hosts = st.lists(
     st.sampled_from(["a.example.com", "*.example.com", "*.a.example.com", "b.test", "*.test"]), max_size=4

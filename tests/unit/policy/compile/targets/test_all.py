@@ -29,7 +29,7 @@ def fields() -> set[str]:
     """Every field of every domain, as the grants themselves spell them, and what stands beside."""
     # A ceiling asks about nothing.
     found = {f"{domain}.{name}" for domain, table in Effective.top().canonical().items() for name in table}
-    return found | BESIDE | {"network.asked", "skills.asked"}
+    return found | BESIDE | {"network.asked", "skills.asked", "inject.asked"}
 
 
 @pytest.mark.parametrize("target", FOREIGN)

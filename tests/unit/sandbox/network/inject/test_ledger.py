@@ -14,7 +14,7 @@ from sandbox.network.inject import wire
 from sandbox.network.inject.ledger import Injected, InjectLedger, Then
 
 RULES = InjectSet.of([InjectRule("a.example", "s", "X", "{}", "", "GET", "/a/*")])
-ASK = {"kind": "asked", "number": 1, "host": "a.example", "method": "GET", "path": "/a/b"}
+ASK = {"kind": "asked", "number": 1, "host": "a.example", "method": "GET", "path": "/a/b", "digest": ""}
 END = {
     "kind": "ended", "number": 1, "status": 200, "out_bytes": 0, "in_bytes": 9, "whole": True, "duration_ms": 3,
 }  # fmt: skip

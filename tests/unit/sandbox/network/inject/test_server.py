@@ -25,11 +25,11 @@ class Told(Line):
         self.asked: list[tuple[str, str, str]] = []
         self.ended: list[InjectEntry] = []
 
-    async def ask(self, host: str, method: str, path: str) -> tuple[InjectEntry, bytes | None]:
+    async def ask(self, host: str, method: str, path: str, digest: str = "") -> tuple[InjectEntry, bytes | None]:
         self.asked.append((host, method, path))
         return InjectEntry(len(self.asked), 0.0), self.secret
 
-    def cut_by(self, entry: InjectEntry, cut: Callable[[], None]) -> None:
+    def cut_by(self, entry: InjectEntry, cut: Callable[[str], None]) -> None:
         self.cut = cut
 
     def end(self, entry: InjectEntry) -> None:
