@@ -182,6 +182,28 @@ RECEIPT = {
     "batch_id": None,
 }
 DEBIT = {"agent": ADA, "credits": 1, "paired_receipt": RECEIPT["id"], "at_ms": NOW_MS - 2500}
+_HELD_RUN = {"run_id": "0b5c3a52", "agent_id": "hello", "policy_digest": "1" * 64, "asked_ms": NOW_MS - 5_000}
+HELD: list[dict[str, Any]] = [
+    {
+        **_HELD_RUN, "id": "3f" * 8, "kind": "network", "target": "api.example.com", "ends_ms": NOW_MS + 60_000,
+        "side_effect": "", "arguments": "",
+        "add": ["[[permissions.network]]", 'host = "api.example.com"', "ports = [443]", 'protocol = "tls"'],
+    },
+    {
+        **_HELD_RUN, "id": "7b" * 8, "kind": "tool", "ends_ms": NOW_MS + 50_000, "side_effect": "network",
+        "target": f"matrix://tool/mcp/mail/send@1.2.0 sha256:{'ab' * 32}", "arguments": '{"text": "hello"}',
+        "add": ["[permissions.skills]", 'allow = ["matrix://tool/mcp/mail/send@1.2.0"]', 'side_effects = ["network"]'],
+    },
+    {
+        **_HELD_RUN, "id": "5d" * 8, "kind": "inject", "ends_ms": NOW_MS + 40_000, "side_effect": "",
+        "target": f"POST https://api.example.com/repos/a/b/issues sha256:{'cd' * 32}",
+        "arguments": '{"headers": {"content-type": "application/json"}, "body": "{\\"title\\": \\"x\\"}"}',
+        "add": [
+            "# in inject of the entry for api.example.com; each method there is granted for each path",
+            'methods = ["POST"]', 'paths = ["/repos/a/b/issues"]',
+        ],
+    },
+]  # fmt: skip
 APPROVAL = {
     "id": "approval-1",
     "intent_id": INTENT,
@@ -273,5 +295,5 @@ SUPERVISOR: dict[str, Any] = {
     "operate": lambda run, **fields: {"runs": [run]},
     "logs": {"run_id": RUNS[0]["run_id"], "live": True, "begins": 0, "next": 6, "text": "hello\n"},
     "workspace": workspace,
-    "approvals": {"requests": [], "leases": [], "now_ms": 1_790_000_000_000},
+    "approvals": {"requests": [HELD[2]], "leases": [], "now_ms": 1_790_000_000_000},
 }

@@ -181,21 +181,24 @@ def _lease(one: Mapping[str, Any]) -> Question:
         f"agent {one['agent_id']}, run {one['run_id']}, wants:",
         "",
         *view.quoted(f"{one['kind']} {one['target']}"),
-        *(view.quoted(f"side effect {one['side_effect']}: {one['arguments']}") if one.get("side_effect") else ()),
+        *(view.quoted(f"side effect: {one['side_effect']}") if one.get("side_effect") else ()),
+        *(view.quoted(one["arguments"]) if one.get("arguments") else ()),
         "",
+        *(("agent.toml would say:", *view.quoted("\n".join(one["add"])), "") if one.get("add") else ()),
         "A grant is a lease for this alone, signed with your key.",
     )
     choices = (
         Choice("1", "once", granted("once")),
         Choice("2", "for the run", granted("run")),
         Choice("3", "deny", denied),
+        Choice("4", "for 10 minutes", granted("until")),
     )
     return Question("let this run have it?", lines, choices)
 
 
 def _held(one: Mapping[str, Any]) -> Row:
     what = view.first_line(f"{one['kind']} {one['target']}")
-    cells = (view.moment(one["asked_ms"]), str(one["agent_id"]), what, "once run deny")
+    cells = (view.moment(one["asked_ms"]), str(one["agent_id"]), what, "once run 10m deny")
     return Row(one["id"], cells, alarm=True, data=one)
 
 

@@ -23,7 +23,7 @@ from sandbox.audit.run_events import RunEvents
 from sandbox.config import Config
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.inject import gate as inject_gate
-from sandbox.network.inject.holds import HoldTerms
+from sandbox.network.inject.holds import HeldRequestTerms
 from sandbox.network.service import gate as service_gate
 from sandbox.network.tools import questions
 from sandbox.run_io import PeriodicCheck
@@ -135,7 +135,7 @@ def of(
     def approvals(request: Mapping[str, Any]) -> Reply:
         return Reply({
             "run": structs.asdict(book.run),
-            "requests": [structs.asdict(one) for one in book.open],
+            "requests": [{**structs.asdict(one), "add": lines(one)} for one in book.open],
             "leases": [structs.asdict(one) for one in book.leases[-_SHOWN:]],
         })  # fmt: skip
 
@@ -170,7 +170,7 @@ def hold_requests(
     if terms is None or run is None or not decision.effective.inject.asked:
         return terms
     seconds = {host: one.ask_seconds for _, host, one in decision.manifest.permissions.injected}
-    return structs.replace(terms, hold=HoldTerms(run.desk, lambda host: seconds.get(host, DEFAULT_ASK_SECONDS)))
+    return structs.replace(terms, hold=HeldRequestTerms(run.desk, lambda host: seconds.get(host, DEFAULT_ASK_SECONDS)))
 
 
 def _is_asked(inject: InjectSet, target: str) -> bool:

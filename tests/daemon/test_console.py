@@ -248,6 +248,15 @@ async def test_pages_send_no_request_of_authority(covenant_home: Path, superviso
         for fields in refused:
             status, document, _ = await browser.post("ask", {"of": "supervisor", "kind": "workspace", **fields})
             assert (status, document["kind"]) == (400, "error"), (fields, document)
+        # Nor does a page give a lease: an operator's key signs it elsewhere.
+        held = {"request": "3f" * 8}
+        unsigned: tuple[dict[str, Any], ...] = (
+            *({}, {"verb": "grant", **held}, {"verb": "grant", "lease": "{}", **held}, {"verb": "list", **held}),
+            *({"verb": "deny"}, {"verb": "deny", "by": "ann", **held}),
+        )
+        for fields in unsigned:
+            status, document, _ = await browser.post("ask", {"of": "supervisor", "kind": "approvals", **fields})
+            assert (status, document["kind"]) == (400, "error"), (fields, document)
         # No field becomes a parameter of the client, such as descriptors to pass on.
         injected: tuple[dict[str, Any], ...] = ({"fds": [0]}, {"beside": []}, {"run": "x"}, {"kind": ["ps"]})
         for fields in injected:

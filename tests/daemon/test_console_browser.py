@@ -366,7 +366,7 @@ def test_approval_is_answered(console: Console) -> None:
         for size, scheme in (("phone", "dark"), ("desk", "light")):
             page.look(size, scheme)
             console.go("#/")
-            page.sees("! 1")
+            page.sees("! 2")
             console.go("#/approvals")
             page.sees("run a command")
             page.picture(PICTURES / f"approval-{size}.png")
@@ -379,6 +379,49 @@ def test_approval_is_answered(console: Console) -> None:
     finally:
         server.handlers = before
     assert answered == [("operator@local", "deny")]
+    assert page.evaluate("window.hit === undefined")
+
+
+def test_held_calls_are_shown_and_denied(console: Console) -> None:
+    """As the supervisor lists them; a grant is a lease, and a page has no key to sign one."""
+    page, supervisor = console.page, console.supervisor
+    waiting = [dict(one) for one in tui_data.HELD]
+    waiting[1]["arguments"] = HOSTILE[:300]
+
+    def approvals(verb: str, **fields: Any) -> dict[str, Any]:
+        if verb == "deny":
+            (denied,) = [one for one in waiting if one["id"] == fields["request"]]
+            waiting.remove(denied)
+            return {"denied": denied}
+        return {"requests": list(waiting), "leases": [], "now_ms": tui_data.NOW_MS}
+
+    console.go("#/")
+    before = supervisor.answers["approvals"]
+    supervisor.answers["approvals"] = approvals
+    try:
+        page.sees("! 3")
+        for size, scheme in (("phone", "dark"), ("desk", "light")):
+            page.look(size, scheme)
+            console.go("#/approvals")
+            page.sees("api.example.com")
+            page.evaluate("document.querySelectorAll('main details').forEach((one) => { one.open = true; })")
+            page.sees("covenant approvals grant 3f3f3f3f --until 10m")
+            page.sees("[[permissions.network]]")
+            page.picture(PICTURES / f"held-{size}.png")
+            assert page.violations() == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= browser_kit.SIZES[size][0]
+        page.click("deny 5d5d5d5d")
+        page.until("document.querySelector('dialog[open]') !== null")
+        page.key("Enter")
+        page.until("!document.querySelector('main').innerText.includes('POST https://')")
+        page.sees("api.example.com")
+        waiting.clear()
+        page.sees("Held for an operator: none")  # by the stream, without a press
+    finally:
+        supervisor.answers["approvals"] = before
+    assert [one for one in supervisor.of("approvals") if one["verb"] != "list"] == [
+        {"verb": "deny", "request": "5d" * 8}
+    ]
     assert page.evaluate("window.hit === undefined")
 
 

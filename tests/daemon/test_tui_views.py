@@ -14,7 +14,7 @@ import pytest
 from covenant.tui.app import every_view
 from policy import errors
 from tests import tui_data, tui_kit
-from tests.tui_data import AGENTS, APPROVAL, DAEMON, DIFF, HOSTILE, INTENT, RUNS, SESSION, SUPERVISOR, agent, run
+from tests.tui_data import AGENTS, APPROVAL, DAEMON, DIFF, HELD, HOSTILE, INTENT, RUNS, SESSION, SUPERVISOR, agent, run
 from tests.tui_kit import NO_DAEMON, NO_SUPERVISOR, Service, Silent
 
 pytestmark = pytest.mark.anyio
@@ -270,6 +270,7 @@ async def test_late_answer_is_told_in_the_head() -> None:
 
 async def test_approval_is_answered_with_its_choice() -> None:
     daemon, supervisor = services()
+    supervisor.answers["approvals"] = {"requests": [], "leases": [], "now_ms": 0}
     async with tui_kit.opened(tui_kit.sources(daemon, supervisor)) as pilot:
         await tui_kit.says(pilot, "! approvals: 1 (o)")
         await tui_kit.show(pilot, "o")
@@ -285,10 +286,7 @@ async def test_approval_is_answered_with_its_choice() -> None:
 
 
 async def test_held_request_is_granted_or_denied() -> None:
-    held = {
-        "id": "3f" * 8, "kind": "network", "target": "api.example.com", "agent_id": "hello", "run_id": "0b5c3a52",
-        "asked_ms": 1_790_000_000_000, "ends_ms": 1_790_000_060_000,
-    }  # fmt: skip
+    held = HELD[0]
 
     def approvals(verb: str, **fields: Any) -> dict[str, Any]:
         if verb == "deny":
@@ -310,9 +308,14 @@ async def test_held_request_is_granted_or_denied() -> None:
         await tui_kit.show(pilot, "o")
         await pilot.press("y")
         assert "api.example.com" in await tui_kit.says(pilot, "2 for the run")
+        assert "[[permissions.network]]" in tui_kit.text(pilot)
         await pilot.press("2")
         await tui_kit.says(pilot, "granted it")
-        assert leases == [("3f" * 8, "run")]
+        await pilot.press("escape", "y")
+        await tui_kit.says(pilot, "4 for 10 minutes")
+        await pilot.press("4")
+        await tui_kit.says(pilot, "granted it")
+        assert leases == [("3f" * 8, "run"), ("3f" * 8, "until")]
         await pilot.press("escape", "y")
         await tui_kit.says(pilot, "3 deny")
         await pilot.press("3")

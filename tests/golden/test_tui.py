@@ -25,7 +25,8 @@ DIALOGS = {
     "kill": ("t down k", "y yes"),
     "grant": ("g", "action:"),
     "denial": ("d enter", "Esc back"),
-    "approval": ("o y", "1 once"),
+    "approval": ("o down y", "1 once"),
+    "held": ("o y", "4 for 10 minutes"),
     "apply": ("w u", "y yes"),
     "help": ("question_mark", "Esc back"),
 }
@@ -38,7 +39,7 @@ async def picture(keys: str, words: str, *, silent: tuple[bool, bool] = (False, 
     supervisor = Silent(NO_SUPERVISOR) if silent[1] else Service(SUPERVISOR)
     async with tui_kit.opened(tui_kit.sources(daemon, supervisor)) as pilot:
         app = tui_kit.app_of(pilot)
-        await tui_kit.until(pilot, lambda: app.waiting == (0 if silent[0] else 1))
+        await tui_kit.until(pilot, lambda: app.waiting == 2 - sum(silent))
         await tui_kit.says(pilot, "supervisor: none" if silent[1] else "supervisor: ok")
         for key in keys.split():
             await (tui_kit.show(pilot, key) if key in {one.key for one in app.views} else pilot.press(key))

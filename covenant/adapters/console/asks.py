@@ -60,6 +60,7 @@ PACKAGES: Final[Mapping[str, frozenset[str]]] = {
 }
 # With their fields: what else a page sends is refused here, and reaches no parameter of the client.
 SUPERVISOR: Final[Mapping[str, frozenset[str]]] = {
+    "approvals": frozenset({"verb", "request"}),
     "logs": frozenset({"run", "offset", "stream"}),
     "operate": frozenset({"operation", "run", "tree", "reason"}),
     "ps": frozenset(),
@@ -75,6 +76,9 @@ WORKSPACE: Final[Mapping[str, frozenset[str]]] = {
     "apply": frozenset({"run", "digest"}),
     "discard": frozenset({"run"}),
 }
+# Of what runs are held for. A grant is a lease, which an operator's key signs elsewhere.
+APPROVALS: Final[Mapping[str, frozenset[str]]] = {"list": frozenset(), "deny": frozenset({"request"})}
+_VERBS: Final = {"workspace": WORKSPACE, "approvals": APPROVALS}
 # The requests that a supervisor gets from all pages at once; it takes 32 of one user.
 _AT_ONCE: Final = 4
 # A granted path of a file system that hangs must not keep the pages waiting.
@@ -115,12 +119,16 @@ class Asks:
         """Return the answer to ``top``, or the error document."""
         return await self._of_supervisor({"kind": "top"})
 
+    async def held(self) -> bytes:
+        """Return the answer to ``approvals list``, or the error document."""
+        return await self._of_supervisor({"kind": "approvals", "verb": "list"})
+
     async def _of_supervisor(self, asked: dict[str, Any]) -> bytes:
         kind = asked.pop("kind")
         if not asked.keys() <= SUPERVISOR[kind]:
             raise errors.MalformedRequestError(f"`{kind}` has the fields {', '.join(sorted(SUPERVISOR[kind]))}")
-        if kind == "workspace" and WORKSPACE.get(str(asked.get("verb"))) != frozenset(asked) - {"verb"}:
-            raise errors.MalformedRequestError("the console sends no such request about workspaces")
+        if kind in _VERBS and _VERBS[kind].get(str(asked.get("verb"))) != frozenset(asked) - {"verb"}:
+            raise errors.MalformedRequestError(f"the console sends no such request of the kind {kind}")
         try:
             async with self._turns:
                 document = await self._supervisor(kind, **asked)

@@ -1,8 +1,8 @@
-"""The stream that pages follow: the live runs, and how often the daemon's stores changed. A page asks for
-the rest itself.
+"""The stream that pages follow: the live runs, what they are held for, and how often the daemon's stores changed. A
+page asks for the rest itself.
 
-Each stream looks once a second and sends what differs, so that many rows a second are one event. All streams share one
-request to the supervisor.
+Each stream looks once a second and sends what differs, so that many rows a second are one event. All streams share the
+requests to the supervisor.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from covenant.handlers.server import Server
 from policy import errors
 
 _SECONDS: Final = 1.0
+# The supervisor asks each live run what it is held for.
+_HELD_SECONDS: Final = 2.0
+Ask = Callable[[], Awaitable[bytes]]
 
 
 class Live:
-    """The streams of one daemon. ``runs`` asks the supervisor for its live runs."""
+    """The streams of one daemon. ``runs`` asks the supervisor for its live runs, ``held`` for what they wait for."""
 
-    def __init__(self, server: Server, runs: Callable[[], Awaitable[bytes]]) -> None:
-        self._server, self._runs = server, runs
-        self._lock = anyio.Lock()
-        self._known = b"{}"
-        self._at = 0.0
+    def __init__(self, server: Server, runs: Ask, held: Ask) -> None:
+        self._server = server
+        self._runs, self._held = _Shared(runs, _SECONDS / 2), _Shared(held, _HELD_SECONDS)
 
     async def follow(self, events: Events, lives: Callable[[], bool], pace: Pace) -> web.StreamResponse:
         """Write changes until the client disconnects, its session ends, or the daemon stops."""
@@ -43,7 +44,12 @@ class Live:
             if not lives():
                 await events.fail(errors.AuthenticationError("the session of this page has ended"))
                 break
-            now = {"runs": json.loads(await self._top()), "changes": dict(self._server.feed.published)}
+            now = {
+                "runs": json.loads(await self._runs.answer()),
+                # Its time is another one each time.
+                "held": json.loads(await self._held.answer()).get("requests", []),
+                "changes": dict(self._server.feed.published),
+            }
             fresh = {name: value for name, value in now.items() if sent.get(name) != value}
             if fresh:
                 await events.chunk(fresh)
@@ -55,9 +61,19 @@ class Live:
             await anyio.sleep(_SECONDS)
         return events.response
 
-    async def _top(self) -> bytes:
+
+class _Shared:
+    """One request for all streams, sent again after ``seconds`` at the earliest."""
+
+    def __init__(self, ask: Ask, seconds: float) -> None:
+        self._ask, self._seconds = ask, seconds
+        self._lock = anyio.Lock()
+        self._known = b"{}"
+        self._at = -seconds
+
+    async def answer(self) -> bytes:
         async with self._lock:
-            if time.monotonic() - self._at >= _SECONDS / 2:
-                self._known = await self._runs()
+            if time.monotonic() - self._at >= self._seconds:
+                self._known = await self._ask()
                 self._at = time.monotonic()
             return self._known

@@ -59,7 +59,7 @@ class Console:
         self._server, self._gate = server, gate
         self._asks = asks.Asks(server, services.supervisor, services.packages)
         self._terminals = terminals.Terminals(server, services.attach)
-        self._live = live.Live(server, self._asks.runs)
+        self._live = live.Live(server, self._asks.runs, self._asks.held)
 
     def add_to(self, router: web.UrlDispatcher, not_yet: Any) -> None:
         """Add the routes. ``not_yet`` answers no ``Expect`` before the caller is known."""

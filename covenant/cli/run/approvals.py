@@ -24,6 +24,12 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON doc
 # The longest life of a lease that names no time: for one use, and for the run.
 _ONCE_MS: Final = 3_600_000
 _RUN_MS: Final = 29 * 86_400_000
+# The durations that a screen gives without a further question.
+_UNASKED: Final = {
+    "once": (_ONCE_MS, "for one use"),
+    "run": (_RUN_MS, "for the run"),
+    "until": (600_000, "for 10 minutes"),
+}
 _TARGET: Final = 60
 # The exit status of a program that denies (the command's own word for no), and the pause between two looks.
 _DENIES: Final = 3
@@ -268,8 +274,9 @@ def grant_unasked(held: dict[str, Any], duration: str) -> str:
     if name is None or keystore.entry(common.home(), name).file.sealed is not None:
         raise errors.KeyFileError("no only key without a passphrase is here to sign with", hint=by_hand)
     door = signers.key_file(common.home(), name, lambda: b"")
-    lease = give(held, door, duration=duration, lasts_ms=_ONCE_MS if duration == "once" else _RUN_MS)
-    return f"granted {lease['target']} {'for one use' if duration == 'once' else 'for the run'}"
+    lasts_ms, how = _UNASKED[duration]
+    lease = give(held, door, duration=duration, lasts_ms=lasts_ms)
+    return f"granted {lease['target']} {how}"
 
 
 def listed() -> dict[str, Any]:

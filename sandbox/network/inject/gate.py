@@ -21,7 +21,7 @@ from sandbox.kernel.proc.spawn import PATIENCE, Patience
 from sandbox.network.gate import prefork, uids
 from sandbox.network.gate import process as gate_process
 from sandbox.network.inject import wire
-from sandbox.network.inject.holds import HoldTerms
+from sandbox.network.inject.holds import HeldRequestTerms
 from sandbox.network.inject.ledger import AskSecret, AskStill, Injected, InjectLedger
 
 LAYER: Final = "inject"
@@ -53,7 +53,7 @@ class InjectTerms(Struct, frozen=True):
     seconds: int
     trust: Callable[[bytes], None] = lambda pem: None
     watches: Mapping[int, Callable[[], errors.RunError | None]] = msgspec.field(default_factory=dict)
-    hold: HoldTerms | None = None
+    hold: HeldRequestTerms | None = None
 
 
 class InjectGate(Struct, frozen=True):

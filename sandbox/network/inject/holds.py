@@ -23,7 +23,7 @@ KIND: Final = "inject"
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
-class HoldTerms(Struct, frozen=True):
+class HeldRequestTerms(Struct, frozen=True):
     """The desk of a run, and the seconds that a request to a host is held at most."""
 
     desk: LeaseDesk
@@ -37,7 +37,7 @@ class HeldRequests:
     under way whose lease has ended.
     """
 
-    def __init__(self, terms: HoldTerms, injected: InjectSet, over: Callable[[int], None]) -> None:
+    def __init__(self, terms: HeldRequestTerms, injected: InjectSet, over: Callable[[int], None]) -> None:
         self._terms, self._injected, self._over = terms, injected, over
         self._sent: dict[int, str] = {}
         terms.desk.attach(self)

@@ -17,7 +17,7 @@ from policy import errors
 from policy.grants.credentials import InjectSet
 from sandbox.network.gate.rows import GateRows, RowTerms
 from sandbox.network.inject import wire
-from sandbox.network.inject.holds import HeldRequests, HoldTerms
+from sandbox.network.inject.holds import HeldRequests, HeldRequestTerms
 
 _AT_ONCE: Final = 64
 # An honest gate has no more under way (server.CONNECTIONS), and numbers that a counter can hold.
@@ -65,7 +65,7 @@ class InjectLedger(GateRows):
         ask: AskSecret,
         told: Callable[[Injected], None],
         still: AskStill,
-        hold: HoldTerms | None = None,
+        hold: HeldRequestTerms | None = None,
     ) -> None:
         self._injected, self._ask, self._told, self._still = injected, ask, told, still
         self._held = None if hold is None else HeldRequests(hold, injected, self._over)

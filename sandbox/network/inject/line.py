@@ -24,7 +24,7 @@ class NoLeaseError(Exception):
     """Raised when a request that was held has no lease: another used it, or it ended."""
 
 
-class Question(Struct, frozen=True):
+class HeldQuestion(Struct, frozen=True):
     """A request that an operator is asked about: the digest of all that is sent, and a view of it."""
 
     host: str
@@ -68,7 +68,7 @@ class Line:
         self._line.setblocking(False)
         loop.add_reader(self._line.fileno(), self._take)
 
-    async def hold(self, question: Question) -> bool:
+    async def hold(self, question: HeldQuestion) -> bool:
         """Wait until an operator has answered. Returns whether the request may be sent."""
         with self._held.one() as (number, answer):
             self._rows.send({"kind": "held", "number": number, **structs.asdict(question)})

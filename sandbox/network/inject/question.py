@@ -11,7 +11,7 @@ from aiohttp import web
 from policy.leases import targets
 from policy.signing.lease import TARGET_CHARACTERS
 from sandbox.network.inject.judge import Headers, RequestRefusedError
-from sandbox.network.inject.line import Question
+from sandbox.network.inject.line import HeldQuestion
 
 # A longer body is not kept while an operator is asked.
 BODY_BYTES: Final = 64 << 10
@@ -36,7 +36,7 @@ async def body_of(request: web.BaseRequest) -> bytes:
     return await request.content.read(-1)
 
 
-def of(method: str, host: str, raw_path: str, headers: Headers, body: bytes) -> Question:
+def of(method: str, host: str, raw_path: str, headers: Headers, body: bytes) -> HeldQuestion:
     """Return what an operator is asked about a request. ``headers`` are those that are passed on.
 
     Raises:
@@ -54,4 +54,4 @@ def of(method: str, host: str, raw_path: str, headers: Headers, body: bytes) -> 
         "body": body.decode("utf-8", "replace"),
     }
     said = json.dumps({name: value for name, value in shown.items() if value})
-    return Question(host, method, path, digest, targets.view(said, len(query) + len(body)))
+    return HeldQuestion(host, method, path, digest, targets.view(said, len(query) + len(body)))

@@ -1,9 +1,10 @@
 // What was refused, and what waits for an answer.
 import { useState } from "../vendor/hooks.js";
+import { held } from "./live.js";
 import { html } from "./html.js";
 import { denialColumns } from "./overview.js";
-import { Act, agentLink, Problem, Table, Time, Title, useAnswer } from "./parts.js";
-import { daemon, packages } from "./session.js";
+import { Act, agentLink, Problem, runLink, Table, Time, Title, useAnswer } from "./parts.js";
+import { daemon, packages, supervisor } from "./session.js";
 import { line, shown } from "./text.js";
 
 // The meaning of a denial, and the lines of agent.toml that would allow it.
@@ -31,6 +32,38 @@ export function Denials() {
       keyOf=${(one) => one.event_id} />`;
 }
 
+const WORDS = { network: "connect to", tool: "call", inject: "send, with a secret," };
+const CALL = / sha256:[0-9a-f]{64}$/;
+
+function Wanted({ one }) {
+  const call = CALL.test(one.target);
+  return html`${WORDS[one.kind] ?? line(one.kind)} <strong class="mono">${line(one.target.replace(CALL, ""), 600)}</strong>
+    ${one.side_effect ? html`<br />side effect: ${line(one.side_effect)}` : ""}
+    ${call && html`<pre>${shown(one.arguments)}</pre><span class="soft mono">${line(CALL.exec(one.target)[0])}</span>`}
+    ${one.add?.length ? html`<details><summary>lines of agent.toml</summary><pre>${one.add.map((text) => line(text, 600)).join("\n")}</pre></details>` : ""}`;
+}
+
+// A page has no key, and so no grant: it says how the operator signs one.
+function Sign({ one }) {
+  const command = (how) => `covenant approvals grant ${line(one.id).slice(0, 8)} ${how}`;
+  const ways = [["once", "--once"], ["while the run lives", "--run"], ["for a time", "--until 10m"]];
+  if (CALL.test(one.target)) ways.push(["with any arguments", "--run --any-arguments"]);
+  return html`<details><summary>grant ${line(one.id).slice(0, 8)}</summary><p>A grant is a lease that your key signs. In a terminal:</p>
+    <dl>${ways.map(([name, how]) => html`<dt>${name}</dt><dd><code>${command(how)}</code></dd>`)}</dl></details>`;
+}
+
+const deny = (one) => async () => {
+  const done = await supervisor("approvals", { verb: "deny", request: one.id });
+  return `denied ${line(done.denied?.target ?? one.target, 200)}`;
+};
+const heldColumns = [
+  ["Until", (one) => html`<${Time} ms=${one.ends_ms} />`],
+  ["Run", (one) => html`${agentLink(one.agent_id)} ${runLink(one.run_id)}`],
+  ["Wants to", (one) => html`<${Wanted} one=${one} />`],
+  ["Answer", (one) => html`<${Sign} one=${one} /> <${Act} name=${`deny ${line(one.id).slice(0, 8)}`} act=${deny(one)}
+    about=${`Deny run ${line(one.run_id)} of ${line(one.agent_id)}: ${line(one.target, 600)}. It is denied for a minute without a question.`} />`],
+];
+
 export function Approvals() {
   const [approvals, error, again] = useAnswer(() => daemon("list_approvals"), ["audit"]);
   const answer = (one, choice) => async () => {
@@ -47,5 +80,6 @@ export function Approvals() {
       act=${answer(one, choice)} />`)],
   ];
   return html`<${Title}>Approvals<//><${Problem} error=${error} />
+    <${Table} caption="Held for an operator" columns=${heldColumns} rows=${held.value} keyOf=${(one) => one.id} />
     <${Table} caption="Waiting for an answer" columns=${columns} rows=${approvals?.approvals ?? []} keyOf=${(one) => one.id} />`;
 }

@@ -1,9 +1,10 @@
-// What the daemon sends while the page is open: the live runs, and numbers that grow with each change of a store.
+// What the daemon sends while the page is open: the live runs, what they are held for, and numbers that grow with each change of a store.
 import { signal } from "../vendor/signals-core.js";
 import { envelopes, events, leave, state } from "./session.js";
 
 export const runs = signal([]);
 export const runsError = signal(null);
+export const held = signal([]);
 export const changes = signal({});
 export const connected = signal(false);
 const AGAIN_MS = 2000;
@@ -13,6 +14,7 @@ function take(chunk) {
     runsError.value = chunk.runs.kind === "error" ? chunk.runs : null;
     runs.value = chunk.runs.runs ?? [];
   }
+  if (chunk.held) held.value = chunk.held;
   if (chunk.changes) changes.value = chunk.changes;
 }
 

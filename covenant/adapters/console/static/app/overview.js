@@ -1,6 +1,6 @@
 // The first page: what lives, what was refused, what waits for an answer.
 import { html } from "./html.js";
-import { runs, runsError } from "./live.js";
+import { held, runs, runsError } from "./live.js";
 import { agentLink, Problem, runLink, Table, Time, Title, useAnswer } from "./parts.js";
 import { daemon } from "./session.js";
 import { age, line, size } from "./text.js";
@@ -45,7 +45,7 @@ export function Overview() {
   const [approvals] = useAnswer(() => daemon("list_approvals"), ["audit"]);
   const listed = agents?.agents ?? [];
   const refused = denials?.denials ?? [];
-  const waiting = approvals?.approvals ?? [];
+  const waiting = [...held.value, ...(approvals?.approvals ?? [])];
   return html`<${Title}>Overview<//>
     <${Problem} error=${runsError.value} /><${Problem} error=${agentsError} /><${Problem} error=${denialsError} />
     <dl class="tiles">

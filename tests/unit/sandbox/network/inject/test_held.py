@@ -15,10 +15,10 @@ from policy.leases.book import LeaseBook, RunOfLeases
 from policy.signing.lease import LeaseStatement, SignedLease
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.inject import question, wire
-from sandbox.network.inject.holds import HoldTerms
+from sandbox.network.inject.holds import HeldRequestTerms
 from sandbox.network.inject.judge import RequestRefusedError
 from sandbox.network.inject.ledger import Injected, InjectLedger
-from sandbox.network.inject.line import InjectEntry, NoLeaseError, Question
+from sandbox.network.inject.line import HeldQuestion, InjectEntry, NoLeaseError
 from tests.inject_kit import get, post, statuses
 from tests.unit.sandbox.network.inject.test_server import SECRET, Gate, Told
 
@@ -53,7 +53,7 @@ class Run:
             lambda host, name, then: then(1, memoryview(b"planted-secret")),
             self.told.append,
             lambda *look: None,
-            HoldTerms(self.desk, lambda host: 60),
+            HeldRequestTerms(self.desk, lambda host: 60),
         )
         self.line = socket.socket(fileno=socket.dup(self.ledger.gate_end))
         self.ledger.started()
@@ -182,9 +182,9 @@ class Asked(Told):
     def __init__(self, *, granted: bool, leased: bool = True) -> None:
         super().__init__()
         self._granted, self._leased = granted, leased
-        self.questions: list[Question] = []
+        self.questions: list[HeldQuestion] = []
 
-    async def hold(self, question: Question) -> bool:
+    async def hold(self, question: HeldQuestion) -> bool:
         self.questions.append(question)
         return self._granted
 
