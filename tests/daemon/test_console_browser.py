@@ -393,7 +393,7 @@ def test_held_calls_are_shown_and_denied(console: Console) -> None:
             (denied,) = [one for one in waiting if one["id"] == fields["request"]]
             waiting.remove(denied)
             return {"denied": denied}
-        return {"requests": list(waiting), "leases": [], "now_ms": tui_data.NOW_MS}
+        return {"requests": list(waiting), "leases": [], "now_ms": 0}
 
     console.go("#/")
     before = supervisor.answers["approvals"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from policy import errors
 from policy.leases import targets
 from policy.leases.book import LeaseBook, RunOfLeases
@@ -105,42 +107,47 @@ def test_leases_for_something_else_never_count() -> None:
 
 
 URI = "matrix://tool/mcp/mail/send@1.2.0"
-CALL = targets.call(URI, "a" * 64)
 
 
-def _of_tool(chance: random.Random) -> dict[str, Any]:
-    """A lease for another call, for the whole tool but once, or for another kind of thing."""
+REQUEST_HEAD = "POST https://api.example.com/send/once"
+
+
+def _of_call(chance: random.Random, kind: str, head: str) -> dict[str, Any]:
+    """A lease for another call, for all of its kind but once, or for another kind of thing."""
+    call, other_kind = targets.call(head, "a" * 64), "inject" if kind == "tool" else "tool"
     other = chance.choice([
-        targets.call(URI, _hex(chance, 64, "a" * 64)), targets.call(URI + "1", "a" * 64),
-        targets.call(URI[:-1], "a" * 64), "matrix://tool/mcp/mail/*@1.2.0",
-        f"{CALL} ", CALL.upper(), f"{URI} ", f"{URI} sha256:", f"{URI} sha256:*", "*", URI[:-1],
-        URI.replace("send", "*"), f"{URI} sha256:{'a' * 63}", f"{CALL},{'b' * 64}",
+        targets.call(head, _hex(chance, 64, "a" * 64)), targets.call(head + "1", "a" * 64),
+        targets.call(head[:-1], "a" * 64), head.replace("send", "*"), head.replace("/send", ""),
+        f"{call} ", call.swapcase(), f"{head} ", f"{head} sha256:", f"{head} sha256:*", "*", head[:-1],
+        f"{head}*", f"{head} sha256:{'a' * 63}", f"{call},{'b' * 64}", head.replace("POST", "*"),
     ])  # fmt: skip
-    fields: dict[str, Any] = {**GOOD, "kind": "tool", "target": CALL, "nonce": _hex(chance, 32, "")}
+    other = f"{other}?" if other == head else other
+    fields: dict[str, Any] = {**GOOD, "kind": kind, "target": call, "nonce": _hex(chance, 32, "")}
     return {**fields, **chance.choice([
-        {"target": other}, {"target": URI, "duration": "once"}, {"kind": "network"},
-        {"kind": "network", "target": URI}, {"run_id": _hex(chance, 32, RUN.run_id), "target": URI},
-        {"request_id": _hex(chance, 16, REQUEST), "target": URI},
-        {"policy_digest": _hex(chance, 64, ""), "target": URI}, {"expires_at": NOW - 1, "target": URI},
+        {"target": other}, {"target": head, "duration": "once"}, {"kind": "network"}, {"kind": other_kind},
+        {"kind": "network", "target": head}, {"run_id": _hex(chance, 32, RUN.run_id), "target": head},
+        {"kind": other_kind, "target": head}, {"request_id": _hex(chance, 16, REQUEST), "target": head},
+        {"policy_digest": _hex(chance, 64, ""), "target": head}, {"expires_at": NOW - 1, "target": head},
     ])}  # fmt: skip
 
 
-def test_leases_for_another_call_never_count() -> None:
-    chance = random.Random(130)
-    for whole in (False, True):
-        book = LeaseBook(RUN, lambda kind, target: targets.tool(target) == URI)
-        book.ask("tool", CALL, REQUEST, now_ms=NOW, ends_ms=NOW + 60_000)
-        assert [one for one in (_of_tool(chance) for _ in range(2_000)) if not _given_unsigned(book, one)] == []
-        # The positive control, and exactly the calls that it covers.
-        good = {**GOOD, "kind": "tool", "target": URI if whole else CALL, "duration": "run"}
-        assert not _given_unsigned(book, good)
-        for _ in range(500):
-            call = targets.call(URI, _hex(chance, 64, "a" * 64))
-            assert (book.live("tool", call, NOW) is not None) == whole
-            assert book.live("tool", targets.call(URI + "2", "a" * 64), NOW) is None
-            assert book.live("network", CALL, NOW) is None
-        assert book.live("tool", CALL, NOW) is not None
-        assert book.live("tool", CALL, GOOD["expires_at"]) is None
+@pytest.mark.parametrize(("kind", "head"), [("tool", URI), ("inject", REQUEST_HEAD)])
+@pytest.mark.parametrize("whole", [False, True])
+def test_leases_for_another_call_never_count(kind: Any, head: str, *, whole: bool) -> None:
+    chance, call = random.Random(130), targets.call(head, "a" * 64)
+    book = LeaseBook(RUN, lambda _, target: targets.tool(target) == head)
+    book.ask(kind, call, REQUEST, now_ms=NOW, ends_ms=NOW + 60_000)
+    assert [one for one in (_of_call(chance, kind, head) for _ in range(2_000)) if not _given_unsigned(book, one)] == []
+    # The positive control, and exactly the calls that it covers.
+    good = {**GOOD, "kind": kind, "target": head if whole else call, "duration": "run"}
+    assert not _given_unsigned(book, good)
+    for _ in range(500):
+        other = targets.call(head, _hex(chance, 64, "a" * 64))
+        assert (book.live(kind, other, NOW) is not None) == whole
+        assert book.live(kind, targets.call(head + "2", "a" * 64), NOW) is None
+        assert book.live("network", call, NOW) is None
+    assert book.live(kind, call, NOW) is not None
+    assert book.live(kind, call, GOOD["expires_at"]) is None
 
 
 def _given_unsigned(book: LeaseBook, fields: dict[str, Any]) -> bool:
