@@ -261,6 +261,10 @@ def test_budgets_are_drawn(console: Console) -> None:
         return data.filter((value, at) => at % 4 === 3 && value > 0).length;
     })()"""
     page.until(f"{drawn} > 500")
+    # Its colours are those of the scheme, also where that changes while it is shown.
+    bright = drawn.replace("at % 4 === 3 && value > 0", "at % 4 === 0 && value > 200")
+    page.look("desk", "dark")
+    page.until(f"{bright} > 500")
 
 
 def test_proof_is_computed_in_browser(console: Console) -> None:

@@ -116,7 +116,7 @@ export function Audit() {
   const has = (event) => !word || JSON.stringify(event).toLowerCase().includes(word.toLowerCase());
   const columns = [
     ["Time", (event) => html`<${Time} ms=${event.timestamp_ms} />`],
-    ["Kind", (event) => html`<span class=${isBad(fields(event)) ? "alarm" : ""}>${isBad(fields(event)) ? "! " : ""}${line(fields(event).type)}</span>`],
+    ["Kind", (event) => html`<span class=${isBad(fields(event)) ? "word alarm" : "word"}>${isBad(fields(event)) ? "! " : ""}${line(fields(event).type)}</span>`],
     ["By", (event) => line(event.issuer.display)],
     ["What", (event) => html`<span class="mono">${line(told(fields(event)), 400)}</span>`],
     ["In the log", (event) => html`<${Proof} event=${event} vkey=${vkey} />`],

@@ -1,5 +1,5 @@
 // What was used: credits over time as a plot, and the same as tables.
-import { useEffect, useRef } from "../vendor/hooks.js";
+import { useEffect, useRef, useState } from "../vendor/hooks.js";
 import uPlot from "../vendor/uplot.js";
 import { html } from "./html.js";
 import { Problem, Table, Time, Title, useAnswer } from "./parts.js";
@@ -26,8 +26,21 @@ export function sums(receipts) {
   return { names, data };
 }
 
+// A plot is drawn with the colours of the moment: it is drawn anew where the scheme changes.
+function useDark() {
+  const asked = matchMedia("(prefers-color-scheme: dark)");
+  const [dark, set] = useState(asked.matches);
+  useEffect(() => {
+    const changed = () => set(asked.matches);
+    asked.addEventListener("change", changed);
+    return () => asked.removeEventListener("change", changed);
+  }, []);
+  return dark;
+}
+
 function Plot({ names, data }) {
   const place = useRef(null);
+  const dark = useDark();
   useEffect(() => {
     const style = getComputedStyle(document.documentElement);
     const [text, soft, link] = ["--text", "--line", "--link"].map((name) => style.getPropertyValue(name).trim());
@@ -44,7 +57,7 @@ function Plot({ names, data }) {
       removeEventListener("resize", resize);
       plot.destroy();
     };
-  }, [JSON.stringify([names, data[0].length])]);
+  }, [JSON.stringify([names, data[0].length]), dark]);
   return html`<div class="panel plot" ref=${place} role="img"
     aria-label=${`Credits over time of ${names.map((name) => line(name, 40)).join(", ")}; the tables below say the same`}></div>`;
 }
