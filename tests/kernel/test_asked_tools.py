@@ -34,7 +34,7 @@ from tests.signing_kit import MANIFEST
 TOOL = "matrix://tool/mcp/mail/send@1.2.0"
 PAGE = (REPOSITORY / "docs" / "approvals.md").read_text()
 GRANTS = next(block for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL) if TOOL in block)
-SECTION = PAGE[PAGE.index("## Calls of tools") :]
+SECTION = PAGE[PAGE.index("## Calls of tools") : PAGE.index("## Requests with a secret")]
 (SHELL,) = re.findall(r"```sh\n(.*?)```", SECTION, re.DOTALL)
 ONCE, SAME, ANY, DENY = (shlex.split(line, comments=True)[1:] for line in SHELL.splitlines())
 
