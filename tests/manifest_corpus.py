@@ -194,7 +194,7 @@ PERMISSIONS = (
     R("ports too many", "ports = [443]", f"ports = {[*range(1, 66)]}", "ports has 65 items", "64"),
     R("syscall odd", '["getrandom"]', '["get random"]', "`get random`", "openat", at="allow = "),
     R("syscall capital", '["getrandom"]', '["GETPID"]', "`GETPID`", "openat", at="allow = "),
-    R("syscall both", '["getrandom"]', '["socket"]', "`socket` is both allowed and denied", "one list", at='deny = ['),
+    R("syscall both", '["getrandom"]', '["socket"]', "`socket` is both allowed and denied", "one list", at="deny = ["),
     R("profile odd", 'profile = "python3"', 'profile = "../x"', "`../x`", "profile"),
     R("executable relative", '"/usr/bin/git"', '"git"', "`git` is not absolute", "`/`"),
     R("executable short digest", '"/usr/bin/git"', '"/usr/bin/git@sha256:abc"', "malformed digest", "64"),
