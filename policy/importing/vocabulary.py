@@ -55,9 +55,9 @@ class Context(Struct, frozen=True):
 
     agent_id: str = "imported"
     entry: str = ""
-    runtime: str = "command"
     base: str = ""
     home: str = ""
+    runtime: str = "command"
 
 
 class Draft(Struct):
