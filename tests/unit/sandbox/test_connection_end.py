@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -45,7 +46,8 @@ def served(
         if not stays:
             ours.close()
         theirs.setblocking(False)
-        supervisor = cast("Any", SimpleNamespace(below={}, config=SimpleNamespace(on_supervisor_exit="continue")))
+        config = SimpleNamespace(on_supervisor_exit="continue")
+        supervisor = cast("Any", SimpleNamespace(below={}, path=Path("/state"), config=config))
         opening = Opening(theirs, Caller(os.getpid(), os.getuid(), os.getgid()), time.monotonic() + seconds, -1, -1)
         connection.serve(opening, supervisor)
         said = _read(ours) if stays else b""
