@@ -1,6 +1,7 @@
 """Calls of A2A as the gate reads them: JSON-RPC of versions 1.0 and 0.3, and errors and cards of the same form.
 
-A call is written anew from what was read. So the daemon reads what the gate judged, however a key was written twice.
+A call is read as the daemon reads it (policy.wire_json), and written anew from what was read. So the daemon reads what
+the gate judged.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from policy import errors, wire_json
 from sandbox.network.service.shapes import RefusedError
 
 WELL_KNOWN: Final = ".well-known/agent-card.json"
@@ -49,9 +51,9 @@ def read(body: bytes) -> AgentCall:
         RefusedError: it is no call of JSON-RPC, or one that is not passed on.
     """
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as e:
-        raise RefusedError(400, "malformed", "the body is not JSON") from e
+        document = wire_json.read(body)
+    except errors.MalformedRequestError as e:
+        raise RefusedError(400, "malformed", f"the body: {e.message}") from e
     if not isinstance(document, dict) or document.get("jsonrpc") != "2.0":
         raise RefusedError(400, "malformed", "a call is one message of JSON-RPC 2.0")
     number, method, params = document.get("id"), document.get("method"), document.get("params", {})
@@ -94,7 +96,10 @@ def card(body: bytes, url: str) -> bytes:
     Raises:
         ValueError: it is no card.
     """
-    document = json.loads(body)
+    try:
+        document = wire_json.read(body)
+    except errors.MalformedRequestError as e:
+        raise ValueError("no card") from e
     if not isinstance(document, dict) or not isinstance(document.get("capabilities"), dict):
         raise ValueError("no card")
     for key in ("security", "securityRequirements", "securitySchemes"):

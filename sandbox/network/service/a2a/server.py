@@ -85,14 +85,17 @@ class AgentEndpoint:
 
     async def _card(self, request: web.BaseRequest, agent: str) -> web.Response:
         response, end = await self._asked(request, agent, AgentCall(None, messages.CARD, b""))
-        size = 0
+        size, body = 0, bytearray()
         try:
             async with response:
-                body = await response.content.read(_CARD_BYTES)
-                size = len(body)
+                async for part in response.content.iter_any():
+                    size += len(part)
+                    body += part
+                    if size > _CARD_BYTES:
+                        raise ValueError(f"a card has at most {_CARD_BYTES} bytes")
             if response.status != 200:
                 raise RefusedError(502, "provider_failed", f"there is no card, and the status {response.status}")
-            said = messages.card(body, f"http://{NAME}/{agent}")
+            said = messages.card(bytes(body), f"http://{NAME}/{agent}")
             return web.Response(body=said, content_type=_JSON)
         except (aiohttp.ClientError, TimeoutError, ValueError) as e:
             raise RefusedError(502, "provider_failed", "the daemon's answer is no card") from e
