@@ -17,6 +17,7 @@ from sandbox.network.inject.line import HeldQuestion
 BODY_BYTES: Final = 64 << 10
 # An operator need not see them. The digest is of them too.
 _UNSHOWN: Final = frozenset({"accept", "accept-language", "user-agent"})
+_HTTPS: Final = 443
 
 
 async def body_of(request: web.BaseRequest) -> bytes:
@@ -36,22 +37,34 @@ async def body_of(request: web.BaseRequest) -> bytes:
     return await request.content.read(-1)
 
 
-def of(method: str, host: str, raw_path: str, headers: Headers, body: bytes) -> HeldQuestion:
-    """Return what an operator is asked about a request. ``headers`` are those that are passed on.
+def of(method: str, host: str, port: int, raw_path: str, headers: Headers, body: bytes) -> HeldQuestion:
+    """Return what an operator is asked about a request. ``headers`` are those that are passed on, and the agent's own
+    value of the gate's header where a token is sent in the place of the secret.
 
     Raises:
         RequestRefusedError: its path is too long for a lease.
     """
     path, _, query = raw_path.partition("?")
-    named = sorted([name.lower(), value] for name, value in headers)
-    whole: dict[str, Any] = {"query": query, "headers": named, "body": hashlib.sha256(body).hexdigest()}
+    # Values of one name keep their order: some hosts take the first, and some the last.
+    named = sorted(((name.lower(), value) for name, value in headers), key=lambda one: one[0])
+    whole: dict[str, Any] = {"query": query, "headers": named, "body": hashlib.sha256(body).hexdigest(), "port": port}
     digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
     if len(targets.call(targets.request(method, host, path), digest)) > TARGET_CHARACTERS:
         raise RequestRefusedError(414, "not_held", "the path is too long for a request that waits for an operator")
     shown = {
+        "port": 0 if port == _HTTPS else port,
         "query": query,
-        "headers": {name: value for name, value in named if name not in _UNSHOWN},
+        "headers": _by_name(named),
         "body": body.decode("utf-8", "replace"),
     }
     said = json.dumps({name: value for name, value in shown.items() if value})
     return HeldQuestion(host, method, path, digest, targets.view(said, len(query) + len(body)))
+
+
+def _by_name(named: Headers) -> dict[str, str | list[str]]:
+    """The headers that are shown: a name that is written twice has all of its values."""
+    found: dict[str, list[str]] = {}
+    for name, value in named:
+        if name not in _UNSHOWN:
+            found.setdefault(name, []).append(value)
+    return {name: values[0] if len(values) == 1 else values for name, values in found.items()}

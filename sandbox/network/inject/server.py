@@ -21,7 +21,7 @@ import json
 import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote_plus
 
 import aiohttp
@@ -81,6 +81,14 @@ class Conversation(RequestHandler):  # type: ignore[misc,type-arg,unused-ignore]
             self.close()
             if self.transport is not None:
                 self.transport.close()
+
+
+class _Held(NamedTuple):
+    """A request that was held: its body, its digest, and its own value of the gate's header (``_own``)."""
+
+    body: bytes
+    digest: str
+    own: str
 
 
 class InjectServer:
@@ -145,35 +153,38 @@ class InjectServer:
         rule = (*rules, *asked)[0]
         self._rate.take()
         path = request.raw_path.partition("?")[0]
-        body, digest = (None, "") if is_granted else await self._held(one, request, headers, rule)
+        held = None if is_granted else await self._hold(one, request, headers, rule)
         try:
-            entry, secret = await self._line.ask(one.host, request.method, path, digest)
+            entry, secret = await self._line.ask(one.host, request.method, path, held.digest if held else "")
         except NoLeaseError:
             raise _unapproved() from None
         self._line.cut_by(entry, functools.partial(self._cut, one, f"{request.method} https://{one.host}{path}"))
         try:
             if secret is None:
                 raise RequestRefusedError(403, "secret_absent", "the vault has no secret for this request")
-            return await self._pass_on(one, request, headers, rule, secret, entry, body)
+            if held and held.own != self._own(rule, headers):
+                raise RequestRefusedError(503, "not_held", "the token of the request was forgotten meanwhile")
+            return await self._pass_on(one, request, headers, rule, secret, entry, held.body if held else None)
         finally:
             self._line.end(entry)
 
-    async def _held(
+    async def _hold(
         self, one: Conversation, request: web.BaseRequest, headers: judge.Headers, rule: InjectRule
-    ) -> tuple[bytes, str]:
-        """Wait for an operator. Returns the body, which was read for the question, and the digest of the request.
+    ) -> _Held:
+        """Wait for an operator. Returns what was read for the question.
 
         Raises:
             RequestRefusedError: it cannot be held, or may not be sent.
         """
         body = await question.body_of(request)
-        passed = judge.passed_on(headers, rule.header)
-        asked = question.of(request.method, one.host, request.raw_path, passed, body)
+        passed, own = judge.passed_on(headers, rule.header), self._own(rule, headers)
+        passed += [(rule.header, own)] if own else []
+        asked = question.of(request.method, one.host, one.port, request.raw_path, passed, body)
         if not await self._line.hold(asked):
             raise _unapproved()
         if one.is_over:  # the lease is not used: the next try of the same request finds it
             raise RequestRefusedError(503, "host_failed", f"{one.host} ended the connection meanwhile: try again")
-        return body, asked.digest
+        return _Held(body, asked.digest, own)
 
     async def _pass_on(
         self,
@@ -209,14 +220,18 @@ class InjectServer:
 
     def _value(self, rule: InjectRule, headers: judge.Headers, secret: bytes) -> str:
         """The header's value: with the token of a placeholder that the agent wrote there, else with the secret."""
-        own = [value for name, value in headers if name.lower() == rule.header.lower()]
-        if len(own) == 1 and (value := self.tokens.exchange(rule.secret, own[0])) != own[0]:
-            return value
+        if own := self._own(rule, headers):
+            return self.tokens.exchange(rule.secret, own)
         if len(secret) < wire.LEAST_BYTES or any(not 0x20 < char < 0x7F for char in secret):
             raise RequestRefusedError(
                 502, "secret_malformed", "the secret is shorter than 8 bytes, or no one word of ASCII"
             )
         return rule.format.replace("{}", _inner(rule, secret))
+
+    def _own(self, rule: InjectRule, headers: judge.Headers) -> str:
+        """The agent's own value of the header, where it has the placeholder of a token. Else empty."""
+        own = [value for name, value in headers if name.lower() == rule.header.lower()]
+        return own[0] if len(own) == 1 and self.tokens.exchange(rule.secret, own[0]) != own[0] else ""
 
     def _hidden(self, rule: InjectRule, secret: bytes) -> list[bytes]:
         """The bytes that stay outside: the secret and the tokens behind placeholders, in each form."""

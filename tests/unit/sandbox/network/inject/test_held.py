@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from policy.leases import targets
 from policy.leases.book import LeaseBook, RunOfLeases
 from policy.signing.lease import LeaseStatement, SignedLease
 from sandbox.network.gate.lease_desk import LeaseDesk
-from sandbox.network.inject import question, wire
+from sandbox.network.inject import question, scrub, wire
 from sandbox.network.inject.holds import HeldRequestTerms
 from sandbox.network.inject.judge import RequestRefusedError
 from sandbox.network.inject.ledger import Injected, InjectLedger
@@ -183,9 +185,11 @@ class Asked(Told):
         super().__init__()
         self._granted, self._leased = granted, leased
         self.questions: list[HeldQuestion] = []
+        self.on_hold: Callable[[], object] = lambda: None
 
     async def hold(self, question: HeldQuestion) -> bool:
         self.questions.append(question)
+        self.on_hold()
         return self._granted
 
     async def ask(self, host: str, method: str, path: str, digest: str = "") -> tuple[InjectEntry, bytes | None]:
@@ -233,14 +237,48 @@ def test_granted_and_odd_requests_are_not_asked_about() -> None:
 
 
 def test_digest_is_of_all_that_is_sent() -> None:
-    base = ("POST", "a.example", "/x?q=1", [("X-A", "1")], b"body")
+    base = ("POST", "a.example", 443, "/x?q=1", [("X-A", "1")], b"body")
     whole = question.of(*base)
     assert question.of(*base).digest == whole.digest
-    others = (("/x?q=2", base[3], b"body"), ("/x?q=1", [("X-A", "2")], b"body"), ("/x?q=1", base[3], b"bodx"))
+    others = (("/x?q=2", base[4], b"body"), ("/x?q=1", [("X-A", "2")], b"body"), ("/x?q=1", base[4], b"bodx"))
     for path, headers, body in others:
-        assert question.of("POST", "a.example", path, headers, body).digest != whole.digest
-    long = question.of("POST", "a.example", "/x", [], b"\xff\x00" * 4_000)
+        assert question.of("POST", "a.example", 443, path, headers, body).digest != whole.digest
+    other_port = question.of("POST", "a.example", 8443, *base[3:])
+    assert other_port.digest != whole.digest
+    assert (json.loads(whole.arguments).get("port"), json.loads(other_port.arguments)["port"]) == (None, 8443)
+    long = question.of("POST", "a.example", 443, "/x", [], b"\xff\x00" * 4_000)
     assert len(long.arguments) <= targets.SHOWN_CHARACTERS
     assert "8000 bytes in all" in long.arguments
     with pytest.raises(RequestRefusedError):
-        question.of("POST", "a.example", "/" + "x" * 600, [], b"")
+        question.of("POST", "a.example", 443, "/" + "x" * 600, [], b"")
+
+
+def test_header_written_twice_is_shown_whole() -> None:
+    twice = [("X-To", "eve"), ("X-B", "b"), ("x-to", "ann")]
+    whole = question.of("POST", "a.example", 443, "/x", twice, b"")
+    assert json.loads(whole.arguments)["headers"] == {"x-b": "b", "x-to": ["eve", "ann"]}
+    # A host may take the first value, or the last.
+    assert question.of("POST", "a.example", 443, "/x", twice[::-1], b"").digest != whole.digest
+    assert question.of("POST", "a.example", 443, "/x", [twice[1], twice[0], twice[2]], b"").digest == whole.digest
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_token_in_place_of_the_secret_is_asked_about(*, forgotten: bool) -> None:
+    line = Asked(granted=True)
+    gate = asking(line)
+
+    async def sent() -> tuple[bytes, str]:
+        server = gate.made()
+        placeholder = server.tokens.hide("s", "a-token-of-another-account", 32)
+        if forgotten:
+            line.on_hold = functools.partial(setattr, server, "tokens", scrub.TokenPlaceholders())
+        return await gate.send(get("/pay", f"Authorization: Bearer {placeholder}\r\n").encode(), server), placeholder
+
+    said, placeholder = asyncio.run(sent())
+    (asked,) = line.questions
+    assert json.loads(asked.arguments)["headers"]["authorization"] == f"Bearer {placeholder}"
+    assert statuses(said.decode()) == [503 if forgotten else 200]
+    assert [b"a-token-of-another-account" in one for one in gate.heard] == ([] if forgotten else [True])
+    # One that means nothing is not sent, and not asked about.
+    asyncio.run(gate.send(get("/pay", "Authorization: Bearer x\r\n").encode()))
+    assert "authorization" not in json.loads(line.questions[-1].arguments).get("headers", {})
