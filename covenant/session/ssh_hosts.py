@@ -8,6 +8,7 @@ import contextlib
 import fnmatch
 import hmac
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -18,6 +19,8 @@ from policy.manifest import text
 from policy.ssh import wire
 
 _MACHINE: Final = Path("/etc/ssh/ssh_known_hosts")
+# OpenSSH reads a second file beside each: a key may be revoked there.
+_SECOND: Final = "2"
 _BYTES: Final = 4 << 20
 _HASHED: Final = "|1|"
 
@@ -29,14 +32,15 @@ def files() -> tuple[Path, ...]:
     homes = [os.environ.get("HOME", "")]
     with contextlib.suppress(KeyError, ValueError, OverflowError):
         homes.append(pwd.getpwuid(int(os.environ.get("SUDO_UID", ""))).pw_dir)
-    return (_MACHINE, *(Path(home, ".ssh", "known_hosts") for home in dict.fromkeys(homes) if home))
+    known = (_MACHINE, *(Path(home, ".ssh", "known_hosts") for home in dict.fromkeys(homes) if home))
+    return tuple(path for one in known for path in (one, one.with_name(one.name + _SECOND)))
 
 
 def keys_of(host: str, port: int, known: Sequence[Path]) -> tuple[str, ...]:
     """Return the keys of a host, each as its type and its base64, without those that are revoked.
 
     Raises:
-        errors.UsageError: Raised when no file has a key of it that the service takes.
+        errors.UsageError: Raised when no file has a key of it that the service takes, or one is too long.
     """
     wanted = host if port == SSH else f"[{host}]:{port}"
     found: dict[str, None] = {}
@@ -55,17 +59,26 @@ def keys_of(host: str, port: int, known: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _lines(known: Sequence[Path]) -> Iterator[tuple[str, str, str]]:
-    """Marker, names and key of each line that holds a key which the service takes."""
+    """Marker, names and key of each line that holds a key which the service takes.
+
+    Lines and words end as for OpenSSH: a comment may hold what a host said of itself (ssh-keyscan(1)), and that must
+    not begin a line here.
+    """
     for path in known:
         try:
             with path.open("rb") as file:
-                raw = file.read(_BYTES).decode("utf-8", "replace")
+                raw = file.read(_BYTES + 1)
         except OSError:
             continue
-        for line in raw.splitlines():
-            words = line.split()
-            marker = words.pop(0) if words and words[0].startswith("@") else ""
-            if len(words) < 3 or words[0].startswith("#"):
+        if len(raw) > _BYTES:
+            # A key that is revoked in the rest would be taken.
+            raise errors.UsageError(f"{path} has more than {_BYTES} bytes", hint="keep the hosts that are still used")
+        for line in raw.split(b"\n"):
+            words = [one.decode("ascii", "replace") for one in re.split(rb"[ \t]+", line.rstrip(b"\r")) if one]
+            if not words or words[0].startswith("#"):
+                continue
+            marker = words.pop(0) if words[0].startswith("@") else ""
+            if len(words) < 3:
                 continue
             key = f"{words[1]} {words[2]}"
             with contextlib.suppress(wire.WireError):

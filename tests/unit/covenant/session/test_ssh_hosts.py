@@ -69,4 +69,30 @@ def test_files_are_those_of_machine_and_caller(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("HOME", "/srv/ann")
     monkeypatch.setenv("SUDO_UID", "0")
     expected = ["/etc/ssh/ssh_known_hosts", "/srv/ann/.ssh/known_hosts", "/root/.ssh/known_hosts"]
-    assert list(map(str, ssh_hosts.files())) == expected
+    assert list(map(str, ssh_hosts.files())) == [path + end for path in expected for end in ("", "2")]
+
+
+@pytest.mark.parametrize("end", ["\v", "\f", "\x1c", "\x85", "\u2028", "\r"])
+def test_comment_begins_no_line(tmp_path: Path, end: str) -> None:
+    known = tmp_path / "known_hosts"
+    # ssh-keyscan writes what a host said of itself into a comment.
+    known.write_bytes(f"# evil.example.org:22 SSH-2.0-x{end}git.example.org {key(1)}\n".encode())
+    with pytest.raises(errors.UsageError, match="no known_hosts has a key"):
+        ssh_hosts.keys_of("git.example.org", 22, [known])
+    known.write_bytes(f"git.example.org\t{key(1)}\r\n  \t{end}\n".encode())
+    assert ssh_hosts.keys_of("git.example.org", 22, [known]) == (key(1),)
+
+
+def test_letters_beyond_ascii_are_no_name(tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    known.write_bytes(f"\u212aernel.example.org {key(1)}\n".encode())
+    with pytest.raises(errors.UsageError, match="no known_hosts has a key"):
+        ssh_hosts.keys_of("kernel.example.org", 22, [known])
+
+
+def test_file_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    rest = f"@revoked git.example.org {key(1)}\n"
+    known.write_text(f"git.example.org {key(1)}\n" + "#" * (4 << 20) + "\n" + rest)
+    with pytest.raises(errors.UsageError, match="more than"):
+        ssh_hosts.keys_of("git.example.org", 22, [known])
