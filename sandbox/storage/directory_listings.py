@@ -1,8 +1,9 @@
 """The listings of directories that earlier walks over a workspace remembered, so that only changed ones are read again.
 
 A directory is as it was while its device, inode and status change time (ctime) are the same: each name that comes or
-goes sets that time, and no user can set it. A directory that changed in the moment before it was read is not
-remembered: a second change in the same tick of the kernel's clock would not be seen.
+goes sets that time, and no user can set it. That is so where this kernel stamps the directory itself: of a file system
+of the network, of FUSE or of a virtual machine's host nothing is remembered. A directory that changed in the moment
+before it was read is not remembered: a second change in the same tick of the kernel's clock would not be seen.
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ import contextlib
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from msgspec import Struct, structs
 
+from sandbox.kernel.fs import filesystems
+
 # A walk over fewer names is as fast.
 LEAST_NAMES: Final = 2_000
 _MOST_BYTES: Final = 16 * 1024 * 1024
 _MOST_FILES: Final = 32
 _SETTLED_NS: Final = 1_000_000_000
+# ext2 to ext4, XFS, Btrfs, tmpfs, F2FS, ZFS and bcachefs (linux/magic.h).
+_STAMPED_HERE: Final = frozenset({
+    0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0xF2F52010, 0x2FC12FC1, 0xCA451A4E,
+})  # fmt: skip
 _DIGEST: Final = hashlib.sha256().digest_size
 
 
@@ -41,12 +49,18 @@ class Listing(Struct, frozen=True, array_like=True):
 
 
 class RememberedListings:
-    """The listings of one directory with one set of patterns, in a file of ``place``. Without a place it is empty."""
+    """The listings of one directory with one set of patterns, in a file of ``place``. Without a place it is empty.
 
-    def __init__(self, place: Path | None, top: int, above: str, patterns: tuple[str, ...]) -> None:
-        info = os.fstat(top)
-        name = repr((info.st_dev, info.st_ino, above, patterns)).encode("utf-8", "surrogatepass")
-        self._path = None if place is None else place / hashlib.sha256(name).hexdigest()
+    ``rules`` tell the program that matches the patterns from an older or newer one.
+    """
+
+    def __init__(
+        self, place: Path | None, top: int, above: str, patterns: tuple[str, ...], rules: Sequence[object] = ()
+    ) -> None:
+        info, system = os.fstat(top), os.fstatvfs(top)
+        known = (info.st_dev, info.st_ino, system.f_fsid, above, patterns, *rules)
+        name = hashlib.sha256(repr(known).encode("utf-8", "surrogatepass")).hexdigest()
+        self._path = place / name if place is not None and filesystems.type_of(top) in _STAMPED_HERE else None
         self._before = {} if self._path is None else _read(self._path)
         self._after: dict[str, Listing] = {}
         self._fresh = 0

@@ -6,6 +6,8 @@ a name may lead elsewhere at the time of the check.
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,8 @@ from sandbox.kernel import small_files
 
 SYS = Path("/sys/dev/block")
 _SECTOR = 512  # /sys/.../size counts these, independent of the device's own blocks
+_STATFS_BYTES = 512
+_libc = ctypes.CDLL(None, use_errno=True)
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
@@ -86,6 +90,19 @@ def number_of(fd: int) -> int:
         return next(int(line.split()[1]) for line in info.splitlines() if line.startswith("mnt_id:"))
     except (OSError, StopIteration, ValueError) as e:
         raise errors.KernelError(f"the mount of descriptor {fd} cannot be found") from e
+
+
+def type_of(fd: int) -> int:
+    """Return the number of the type of an open descriptor's file system (statfs(2), linux/magic.h).
+
+    Raises:
+        OSError: the file system does not say.
+    """
+    raw = ctypes.create_string_buffer(_STATFS_BYTES)
+    if _libc.fstatfs(ctypes.c_int(fd), raw) < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return ctypes.c_long.from_buffer(raw).value & 0xFFFFFFFF
 
 
 def is_block_device(device: str) -> bool:

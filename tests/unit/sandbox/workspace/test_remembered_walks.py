@@ -128,6 +128,29 @@ def test_damaged_or_foreign_listing_is_not_used(top: Path, tmp_path: Path, read:
 
 
 @pytest.mark.usefixtures("later")
+def test_listing_of_older_rules_is_not_used(top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "listings"
+    monkeypatch.setattr("sandbox.workspace.masks.globs.matching", lambda patterns: lambda path: path == "d3/.env")
+    assert _walk(top, place).hidden == ["d3/.env"]
+    # An update of the program, which masks more by the same patterns.
+    monkeypatch.undo()
+    monkeypatch.setattr("sandbox.workspace.masks._RULES", ((1, 1),))
+    assert _walk(top, place).hidden == ["d3/.env", "d4/key.pem"]
+
+
+@pytest.mark.usefixtures("later")
+def test_nothing_is_remembered_of_other_systems(
+    top: Path, tmp_path: Path, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.kernel.fs.filesystems.type_of", lambda fd: 0x6969)  # NFS
+    place = tmp_path / "listings"
+    for number in (1, 2):
+        assert _walk(top, place).hidden == ["d3/.env", "d4/key.pem"]
+        assert len(read) == number * 22
+    assert not place.exists()
+
+
+@pytest.mark.usefixtures("later")
 def test_listings_are_bounded(top: Path, tmp_path: Path) -> None:
     place = tmp_path / "listings"
     place.mkdir()
