@@ -349,7 +349,7 @@ class RunContext:
         from sandbox.lifecycle import model_terms
 
         self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config, stack).look
-        terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request.credits, self.meter(stack))
+        terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request, self.meter(stack))
         return structs.replace(terms, tools=self._tools(decision, stack), commands=self.commands)
 
     def meter(self, stack: contextlib.ExitStack) -> int | None:

@@ -18,6 +18,7 @@ from sandbox.broker.credentials import Found
 from sandbox.broker.vault_process import Fetcher
 from sandbox.config import Config
 from sandbox.kernel.proc.secret_memory import guard_process
+from sandbox.lifecycle.types import Request
 from sandbox.network.gate.proxy import Proxy, ProxyTerms
 from sandbox.network.service import gate, limits, providers
 from sandbox.network.service.ledger import AgentAsked, Asked, Row
@@ -28,19 +29,29 @@ from sandbox.vault.open import configured
 FAR_SECONDS: Final = 5.0
 
 
-def of(decision: Decision, config: Config, rows: RunEvents, credits_: int | None, meter: int | None) -> gate.Terms:
-    """Return the terms of one run, which may spend ``credits_``. ``meter`` counts what was spent.
+def of(decision: Decision, config: Config, rows: RunEvents, request: Request, meter: int | None) -> gate.Terms:
+    """Return the terms of the run of ``request``. ``meter`` counts what was spent of its credits.
 
     Raises:
-        errors.VaultError: a key cannot be had, with the verb that puts it there.
+        errors.VaultError: a key cannot be had, with the verb that puts it there, or no operator signed for the agent
+            id whose token it is.
     """
     effective = decision.effective
+    if request.is_dev and effective.agents:
+        # The daemon knows the agent by it: what it may ask there, and its tasks.
+        raise errors.VaultError(
+            "what `covenant dev` signed is given no token of an agent",
+            hint="have an operator sign the package, and run it",
+            grant="services.agents",
+        )
     operators = providers.load_all(config.state)
     granted = _granted(decision, operators.providers)
     pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
     told = functools.partial(_told, granted, rows)
     by = proxy(config)
-    return gate.Terms(granted, keys(granted, config), told, config.tls.further(), pages, credits_, meter, proxy=by)
+    return gate.Terms(
+        granted, keys(granted, config), told, config.tls.further(), pages, request.credits, meter, proxy=by
+    )
 
 
 def _granted(decision: Decision, operators: Mapping[str, Provider]) -> dict[str, Provider]:
