@@ -317,6 +317,7 @@ class Broker:
             self._epoll.unregister(self._own.fileno())
             self._own.close()
         self._out.clear()
+        self._unread = 0
         while self._held:
             self._overwrite(self._held.popleft())
 

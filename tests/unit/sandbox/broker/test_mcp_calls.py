@@ -137,3 +137,34 @@ def test_agent_that_reads_nothing_holds_the_gate_up(gate: Gate) -> None:
         gate.broker.serve()
         gate.broker.round().look()
     assert {json.loads(line)["id"] for line in told.splitlines()} == set(range(8))
+
+
+def test_agent_that_closed_holds_nothing_up(gate: Gate) -> None:
+    """The gate's other clients have answers, though the line of one that is gone was full."""
+    gate.agent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    for ident in range(8):
+        gate.ask(ident, message="{}")
+    numbers = [gate.asked()[0] for _ in range(8)]
+    gate.line.setblocking(False)
+    frames = b"".join(wire.REPLY.pack(one, wire.ANSWER, 2 << 20) + b"x" * (2 << 20) for one in numbers)
+
+    def carry(sent: int) -> int:
+        """Send until nothing is taken in 20 turns. Returns how much was."""
+        stuck = 0
+        while stuck < 20 and sent < len(frames):
+            try:
+                sent += gate.line.send(frames[sent : sent + (1 << 18)])
+                stuck = 0
+            except BlockingIOError:
+                stuck += 1
+            gate.broker.serve()
+            gate.broker.round().look()
+        return sent
+
+    sent = carry(0)
+    assert sent < len(frames) / 2
+    gate.agent.close()
+    gate.broker.serve()
+    gate.broker.started()
+    gate.broker.serve()
+    assert carry(sent) == len(frames)
