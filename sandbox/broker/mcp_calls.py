@@ -106,7 +106,7 @@ class McpCalls:
     def _take_replies(self) -> None:
         while self._open and len(self._in) >= wire.REPLY.size:
             number, said, size = wire.REPLY.unpack_from(self._in)
-            if size > _WAITING or number not in self._calls:
+            if size > wire.REPLY_BYTES or number not in self._calls:
                 self._hang_up()  # an honest gate says none of this
                 return
             if len(self._in) < wire.REPLY.size + size:

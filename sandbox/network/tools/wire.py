@@ -30,9 +30,12 @@ ANSWER, NOTHING, MALFORMED, UNKNOWN = range(4)
 SPAWN: Final = struct.Struct("!II")
 SPAWN_BYTES: Final = 4 << 20
 OUTCOME_BYTES: Final = 64 << 20
-# The most bytes of a message of a client, those of a reply, and those of a row. A row names a tool as its client does:
-# 512 characters, each of up to twelve bytes of JSON.
+# The most bytes of a message of a client, those of a reply, and those of a row.
 MESSAGE_BYTES: Final = 4 << 20
+# A reply has at most a line of a server or the result of a child, of 4 MiB each, and the id of its request, of 1 MiB
+# over the broker: JSON in ASCII has six bytes for a character of two.
+REPLY_BYTES: Final = 32 << 20
+# A row names a tool as its client does: 512 characters, each of up to twelve bytes of JSON.
 ROW_BYTES: Final = 8192
 ALIAS_BYTES: Final = 128
 ACK: Final = b"+"

@@ -168,3 +168,21 @@ def test_agent_that_closed_holds_nothing_up(gate: Gate) -> None:
     gate.broker.started()
     gate.broker.serve()
     assert carry(sent) == len(frames)
+
+
+def test_longest_reply_is_passed_on(gate: Gate) -> None:
+    # The desk writes two bytes of a server's line as six.
+    raw = json.dumps("é" * ((2 << 20) - 100)).encode()
+    assert len(raw) > 2 * wire.MESSAGE_BYTES
+    gate.ask(message="{}")
+    frame = memoryview(wire.REPLY.pack(gate.asked()[0], wire.ANSWER, len(raw)) + raw)
+    gate.line.setblocking(False)
+    gate.agent.setblocking(False)
+    told = bytearray()
+    while not told.endswith(b"\n"):
+        with contextlib.suppress(BlockingIOError):
+            frame = frame[gate.line.send(frame[: 1 << 18]) :]
+        gate.broker.serve()
+        with contextlib.suppress(BlockingIOError):
+            told += gate.agent.recv(1 << 20)
+    assert json.loads(told)["ok"]["message"].encode() == raw
