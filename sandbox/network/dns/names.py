@@ -7,6 +7,7 @@ importing them: the gate's process starts at each run and is to hold little.
 from __future__ import annotations
 
 import bisect
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 EVERY = "*"
 # IANA's AS112-v4 (RFC 7535): public addresses at which no host speaks TLS. Behind a proxy no packet leaves for one.
 STAND_INS = bytes([192, 31, 196])
+# Numbers are read as addresses, and this name is the host of who looks it up (RFC 6761, 6.3).
+_NOT_ELSEWHERE = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)")
 # Where IPv6 begins on the line of addresses (policy.grants.sets.addresses).
 _V6_BASE = 2**33
 
@@ -63,6 +66,12 @@ def stand_in(host: str) -> bytes:
     Two names may have the same one: the TLS gate tells them apart by the name in the hello.
     """
     return STAND_INS + bytes([1 + zlib.crc32(host.encode("ascii")) % 254])
+
+
+def is_elsewhere(patterns: Patterns, host: str) -> bool:
+    """Whether the proxy of these patterns alone looks ``host`` up. Never what would lead to an address of the agent's
+    choice, or to the proxy's own host."""
+    return bool(patterns.covering(host)) and _NOT_ELSEWHERE.fullmatch(host) is None
 
 
 def clamp(ttl: int | None, bounds: Sequence[int]) -> int:

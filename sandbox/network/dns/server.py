@@ -258,7 +258,8 @@ class DnsServer:
         Names that the operator's proxy alone can look up reach no resolver: they have one address that stands for them.
         """
         if self._by_proxy.covering(host):
-            found = (names.stand_in(host),) if kind == dns_wire.TYPES["A"] else ()
+            has_one = kind == dns_wire.TYPES["A"] and names.is_elsewhere(self._by_proxy, host)
+            found = (names.stand_in(host),) if has_one else ()
             return dns_wire.Answer(dns_wire.NOERROR, False, host, found, (), None, not found), []
         until = time.monotonic() + TOTAL_SECONDS
         name, ttls, seen = host, [], {host}

@@ -95,7 +95,7 @@ class Proxy(Struct, frozen=True):
 
     def resolves_alone(self, name: str) -> bool:
         """Whether the operator says that it alone can look this name up."""
-        return bool(names.Patterns(self.resolves).covering(name))
+        return names.is_elsewhere(names.Patterns(self.resolves), name)
 
     def headers(self) -> dict[str, str]:
         """The headers of a request to it."""

@@ -79,7 +79,8 @@ class Destinations:
             raise OSError(errno.EHOSTUNREACH, "the name has no address now")
         barred = set() if name in self.proxy.direct else _addresses(self.proxy.host)
         usable = [one for one in found if one not in barred and not is_local(one)]
-        if not usable:
+        # An address that stands for a name is none of the proxy's.
+        if not usable or (name == self.proxy.host.lower() and name not in self.proxy.direct):
             raise ProxyError(errno.EACCES, "proxy_itself", "an address of this host or of its proxy")
         if name in self.proxy.direct:
             return self._first(usable, lambda one, s: socket.create_connection((one, port), timeout=s))

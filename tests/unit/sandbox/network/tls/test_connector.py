@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
 
-from sandbox.network.gate.proxy import Proxy
+from sandbox.network.gate.proxy import Proxy, ProxyError
+from sandbox.network.service import connector_wire
+from sandbox.network.service.connector import Targets
 from sandbox.network.tls import gate, proxy_wire
 from sandbox.network.tls.connector import Destinations, RefusedDestination
 
@@ -59,6 +62,37 @@ def test_what_is_not_granted_ends_the_gate(asked: tuple[str, str, int]) -> None:
 def test_malformed_address_is_refused(asked: str) -> None:
     with pytest.raises(ValueError, match="does not appear to be"):
         destinations().of("", asked, 443)
+
+
+def test_name_of_the_proxy_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.network.tls.connector._addresses", lambda host: {PROXY})
+    monkeypatch.setattr("sandbox.network.tls.connector.is_local", lambda address: False)
+    found = destinations(resolves=("*",))
+    found.proxy = Proxy("API.example.com", 3128, resolves=("*",))
+    with pytest.raises(ProxyError) as refused:
+        found.connected("api.example.com", ["192.31.196.7"], 443)
+    assert refused.value.code == "proxy_itself"
+
+
+@pytest.mark.parametrize("host", ["10.0.0.5", "127.1", "0x7f000001", "a.0x7f", "localhost", "x.localhost"])
+def test_proxy_looks_up_no_address_of_choice(host: str) -> None:
+    proxy = Proxy(PROXY, 3128, resolves=("*", "*.localhost", host))
+    assert not proxy.looks_up(host)
+    assert proxy.looks_up("internal.example.com")
+
+
+@pytest.mark.parametrize("host", ["10.0.0.5", "127.1"])
+def test_page_at_a_private_address_is_not_asked_for(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, theirs = socket.socketpair()
+    monkeypatch.setattr(Proxy, "connected", lambda *place: made)
+    # As the C library reads both.
+    monkeypatch.setattr("sandbox.network.service.connector._addresses", lambda host: ["10.0.0.5"])
+    proxy = Proxy(PROXY, 3128, resolves=("*",)).plan()
+    pages = Targets({"providers": [], "hosts": ["*"], "places": {}, "proxy": proxy})
+    with made, theirs:
+        assert pages.connected(connector_wire.BY_NAME, "internal.example.com") is made
+        with pytest.raises(PermissionError, match="no public address"):
+            pages.connected(connector_wire.BY_NAME, host)
 
 
 def test_gate_behind_a_proxy_cannot_connect() -> None:
