@@ -21,7 +21,7 @@ _MOST_NAMES: Final = 2_000_000
 _EMPTY_MODE: Final = 0o444
 # The modules that say what is masked. Looked at once, when they are loaded: an update replaces them under a process
 # that goes on by the older ones.
-_RULES: Final = tuple(
+RULES: Final = tuple(
     (info.st_size, info.st_mtime_ns) for info in (os.stat(one) for one in (__file__, globs.__file__, lower.__file__))
 )
 EMPTY: Final[Mapping[str, bytes]] = types.MappingProxyType({})
@@ -55,7 +55,7 @@ def walk(directory: int, patterns: tuple[str, ...], above: str = "", remembered:
         errors.WorkspaceError: there are too many names, or a directory cannot be read.
     """
     try:
-        kept = listings.RememberedListings(remembered, directory, above, patterns, _RULES)
+        kept = listings.RememberedListings(remembered, directory, above, patterns, RULES)
         found = _Looking(directory, patterns, above, kept).walk()
     except OSError as e:
         raise errors.WorkspaceError(f"the workspace cannot be looked through: {e.strerror}") from e

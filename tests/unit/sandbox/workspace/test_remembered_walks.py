@@ -134,7 +134,7 @@ def test_listing_of_older_rules_is_not_used(top: Path, tmp_path: Path, monkeypat
     assert _walk(top, place).hidden == ["d3/.env"]
     # An update of the program, which masks more by the same patterns.
     monkeypatch.undo()
-    monkeypatch.setattr("sandbox.workspace.masks._RULES", ((1, 1),))
+    monkeypatch.setattr("sandbox.workspace.masks.RULES", ((1, 1),))
     assert _walk(top, place).hidden == ["d3/.env", "d4/key.pem"]
 
 

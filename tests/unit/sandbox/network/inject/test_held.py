@@ -263,7 +263,7 @@ def test_header_written_twice_is_shown_whole() -> None:
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
-def test_token_in_place_of_the_secret_is_asked_about(*, forgotten: bool) -> None:
+def test_token_for_the_secret_is_asked_about(*, forgotten: bool) -> None:
     line = Asked(granted=True)
     gate = asking(line)
 

@@ -65,7 +65,7 @@ def test_malformed_address_is_refused(asked: str) -> None:
 
 
 def test_name_of_the_proxy_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sandbox.network.tls.connector._addresses", lambda host: {PROXY})
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **how: [(0, 0, 0, "", (PROXY, 3128))])
     monkeypatch.setattr("sandbox.network.tls.connector.is_local", lambda address: False)
     found = destinations(resolves=("*",))
     found.proxy = Proxy("API.example.com", 3128, resolves=("*",))
@@ -82,11 +82,11 @@ def test_proxy_looks_up_no_address_of_choice(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["10.0.0.5", "127.1"])
-def test_page_at_a_private_address_is_not_asked_for(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_at_private_address_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, theirs = socket.socketpair()
     monkeypatch.setattr(Proxy, "connected", lambda *place: made)
     # As the C library reads both.
-    monkeypatch.setattr("sandbox.network.service.connector._addresses", lambda host: ["10.0.0.5"])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *asked, **how: [(0, 0, 0, "", ("10.0.0.5", 443))])
     proxy = Proxy(PROXY, 3128, resolves=("*",)).plan()
     pages = Targets({"providers": [], "hosts": ["*"], "places": {}, "proxy": proxy})
     with made, theirs:
