@@ -6,6 +6,7 @@ the gate judged.
 
 from __future__ import annotations
 
+import encodings.unicode_escape  # noqa: F401 - wire_json quotes by it, once the gate can open no file
 import json
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from sandbox.network.gate import prefork
 from sandbox.network.service.a2a import messages
 from sandbox.network.service.a2a.server import AgentEndpoint
 from sandbox.network.service.shapes import RefusedError
@@ -45,6 +48,31 @@ def test_call_that_the_daemon_refuses_stays(params: str) -> None:
     with pytest.raises(RefusedError) as refused:
         messages.read(b'{"jsonrpc": "2.0", "id": 1, "method": "message/send", "params": %b}' % params.encode())
     assert refused.value.code == "malformed"
+
+
+LATE = """
+import sys
+sys.path += sys.argv[1:]
+from sandbox.network.service.a2a import messages
+from sandbox.network.service.shapes import RefusedError
+known = set(sys.modules)
+bad = [b"[", b"\\xff", b'{"\\xc3\\xa9": 1, "\\xc3\\xa9": 2}', b"NaN"]
+bad += [b"[" * 99 + b"]" * 99, b"1" * 5000, b"[" + b"0," * 40000]
+for body in bad:
+    try:
+        messages.read(body)
+        raise SystemExit(f"{body[:20]} was taken")
+    except RefusedError as e:
+        messages.refusal(e)
+print(*sorted(set(sys.modules) - known))
+"""
+
+
+def test_refusal_loads_no_module_late() -> None:
+    # A sealed gate cannot: the agent would get 500.
+    command = [sys.executable, "-I", "-B", "-c", LATE, *prefork.roots()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
 
 
 class Daemon:
