@@ -106,7 +106,8 @@ class _Looking:
         directories, hidden, count, is_checkout = list[str](), list[str](), 0, False
         prefix, may_be = f"{above}/" if above else "", None if self._last is None else self._last.may_be
         # What is below `objects` has no names of files.
-        left_out = "objects" if above.endswith(lower.REPOSITORY) or (self._above and not above) else ""
+        is_repository = above.rpartition("/")[2] == lower.REPOSITORY or (self._above and not above)
+        left_out = "objects" if is_repository else ""
         with os.scandir(fd) as entries:
             for entry in entries:
                 count += 1

@@ -150,6 +150,13 @@ def test_nothing_is_remembered_of_other_systems(
     assert not place.exists()
 
 
+def test_objects_of_git_alone_are_left_out(tmp_path: Path) -> None:
+    for name in (".git", "a/.git", "shop.git", "objects"):
+        (tmp_path / name / "objects").mkdir(parents=True)
+        (tmp_path / name / "objects" / ".env").touch()
+    assert _walk(tmp_path, None).hidden == ["objects/objects/.env", "shop.git/objects/.env"]
+
+
 @pytest.mark.usefixtures("later")
 def test_listings_are_bounded(top: Path, tmp_path: Path) -> None:
     place = tmp_path / "listings"
