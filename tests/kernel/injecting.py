@@ -95,12 +95,11 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Internet, Fa
         yield made, host, certificate
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, warm: Path, net: Any) -> Iterator[InjectWorld]:
-    """A world whose vault holds the secret of the agent `probe`."""
-    base = tmp_path_factory.mktemp("inject")
+@contextlib.contextmanager
+def opened(base: Path, warm: Path, net: tuple[Internet, FakeHost, Path], **settings: Any) -> Iterator[InjectWorld]:
+    """A world whose vault holds the secret of the agent `probe`, with more settings of config.toml."""
     made = InjectWorld(base, warm=warm)
-    internet.configured(made, net[0], ask_operators=True, attest_seconds=1)
+    internet.configured(made, net[0], **settings)
     made.certificate = net[2]
     with (made.state / "config.toml").open("a") as stream:
         stream.write(f'[vault]\nkey = "{base}/vault.key"\n[tls]\nca = ["{net[2]}"]\n')
@@ -109,6 +108,12 @@ def world(tmp_path_factory: pytest.TempPathFactory, warm: Path, net: Any) -> Ite
     yield made
     assert leftovers(made) == []
     assert net[0].leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, warm: Path, net: Any) -> Iterator[InjectWorld]:
+    with opened(tmp_path_factory.mktemp("inject"), warm, net) as made:
+        yield made
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +20,19 @@ from policy.leases import targets
 from policy.signing import keyfile
 from tests.kernel import internet
 from tests.kernel.fake_host import SECRET, FakeHost
-from tests.kernel.injecting import InjectWorld, carried, host, net, run, world
+from tests.kernel.injecting import InjectWorld, carried, host, net, opened, run
 from tests.kernel.test_approvals import Answer, Operator
 from tests.kernel.world import ROOT as REPOSITORY
 
-__all__ = ["host", "net", "world"]
+__all__ = ["host", "net"]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, warm: Path, net: Any) -> Iterator[InjectWorld]:
+    """Where a lease that has ended is noticed within a second."""
+    with opened(tmp_path_factory.mktemp("asked"), warm, net, ask_operators=True, attest_seconds=1) as made:
+        yield made
+
 
 PAGE = (REPOSITORY / "docs" / "approvals.md").read_text()
 SECTION = PAGE[PAGE.index("## Requests with a secret") : PAGE.index("## Not held")]

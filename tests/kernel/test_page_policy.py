@@ -11,7 +11,7 @@ from tests.kernel.world import AGENTS, ROOT, World
 
 _FENCE = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # What each command of the page answers, in its order.
-_STATUS = [0, 0, 0, 0, 0, 0, 0, 3, 3, 3, 3, 3, 3, 3, 0, 1]
+_STATUS = [0, 0, 0, 0, 0, 0, 0, 3, 3, 3, 3, 3, 3, 3, 3, 0, 1]
 
 
 def test_page_can_be_followed(world: World, tmp_path: Path) -> None:
