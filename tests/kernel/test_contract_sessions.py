@@ -115,8 +115,8 @@ def test_session_refused_has_status_of_its_own(supervised: tuple[Served, bool]) 
     assert b"wrong_contract" in err
     assert b"covenant run PACKAGE TEXT" in err
     process = _started(served, "run", str(line), "TEXT", supervised=through)
-    out, _ = process.communicate(b"", timeout=SECONDS)
-    assert (process.returncode, out) == (0, b"fine\n")
+    out, err = process.communicate(b"", timeout=SECONDS)
+    assert (process.returncode, out) == (0, b"fine\n"), err
     stream = _package(served.world, CAT)
     process = _started(served, "run", str(stream), "TEXT", supervised=through)
     out, err = process.communicate(b"", timeout=SECONDS)

@@ -21,7 +21,7 @@ from tests.kernel.world import World
 WORD = "gate:pass-planted-1"
 GRANTED = '[services.models]\nallow = [{ provider = "fake", models = ["big-*"] }]\n'
 ASK = 'answer = chat("big-1")'
-PROVIDERS = '[providers.fake]\nkind = "openai-compatible"\nendpoint = "{url}"\nsecret = "fake"\ntimeout_seconds = 5\n'
+PROVIDERS = '[providers.fake]\nkind = "openai-compatible"\nendpoint = "{url}"\nsecret = "fake"\ntimeout_seconds = 30\n'
 
 
 @pytest.fixture(scope="module")

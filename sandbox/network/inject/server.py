@@ -70,7 +70,13 @@ class Conversation(RequestHandler):  # type: ignore[misc,type-arg,unused-ignore]
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Refuse what is no request. The parser's own words are not told: they quote what was sent."""
+        """Refuse what is no request. The parser's own words are not told: they quote what was sent.
+
+        An answer that was under way when its connection was cut ends here too, and is no fault of the agent's.
+        """
+        is_cut = self.transport is None or self.transport.is_closing()
+        if is_cut and isinstance(exc, ConnectionError):
+            return _refusal(status, "host_failed", "the connection was cut")
         self.denied(f"https://{self.host}: no request of HTTP/1.1", "frame_refused")
         return _refusal(status, "frame_refused", "this is no request of HTTP/1.1")
 

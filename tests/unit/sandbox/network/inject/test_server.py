@@ -7,8 +7,11 @@ import contextlib
 import socket
 from collections.abc import Callable
 
+import pytest
+from aiohttp import web
+
 from policy.grants.credentials import InjectRule, InjectSet
-from sandbox.network.inject import scrub, upstream
+from sandbox.network.inject import relay, scrub, upstream
 from sandbox.network.inject.authority import Authority
 from sandbox.network.inject.line import InjectEntry, Line
 from sandbox.network.inject.server import InjectServer
@@ -165,6 +168,25 @@ def test_answer_that_cannot_be_read_is_refused() -> None:
         gate.answer = answer
         said = asyncio.run(gate.send(GET))
         assert statuses(said.decode()) == [502]
+
+
+def test_answer_cut_while_it_is_written_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cut comes before the write that the loop runs next, so that the write finds no connection."""
+    line = Told()
+
+    async def passed_on(
+        self: relay.HostAnswer, request: web.BaseRequest, response: object, entry: InjectEntry
+    ) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        line.cut("secret_taken")
+        await answer.write(b"x")
+        return answer
+
+    monkeypatch.setattr(relay.HostAnswer, "passed_on", passed_on)
+    gate = Gate(line)
+    asyncio.run(gate.send(b"GET /user HTTP/1.1\r\nHost: api.example.com\r\n\r\n"))
+    assert gate.denied == ["secret_taken"]
 
 
 def test_part_of_an_answer_is_not_asked_for() -> None:
