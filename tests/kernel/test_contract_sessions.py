@@ -108,7 +108,8 @@ def test_user_has_session_through_supervisor(served: Served) -> None:
 def test_session_refused_has_status_of_its_own(supervised: tuple[Served, bool]) -> None:
     """The fix that the refusal names works: an intent for a line agent, no TEXT for a stream."""
     served, through = supervised
-    line = _package(served.world, "import json\nprint(json.dumps({'text': 'fine'}))", more="", name="line", id="line")
+    code = "import json\ninput()\nprint(json.dumps({'text': 'fine'}))"
+    line = _package(served.world, code, more="", name="line", id="line")
     process = _started(served, "stdio", str(line), supervised=through)
     out, err = process.communicate(b"", timeout=SECONDS)
     assert (process.returncode, out) == (125, b"")

@@ -17,7 +17,7 @@ from tests.kernel.test_contract_sessions import supervised
 
 __all__ = ["supervised"]
 TEXT = '[process]\ncontract = "text"\n'
-ANSWERS = {"text": "print('done', end='')", "line": "import json; print(json.dumps({'text': 'done'}))"}
+ANSWERS = {"text": "print('done', end='')", "line": "import json; input(); print(json.dumps({'text': 'done'}))"}
 
 
 @pytest.fixture

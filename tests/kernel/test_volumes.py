@@ -233,7 +233,7 @@ def test_agent_that_writes_has_no_standby_instance(world: World, more: str, note
     kit.created(world.state)
     grant = kit.grant("data") if more else ""
     answer = world.run_code(
-        "import json\nprint(json.dumps({'text': 'x'}))",
+        "import json\ninput()\nprint(json.dumps({'text': 'x'}))",
         filesystem="host",
         disk_mb=128,
         more=f"standby = 1\n{grant}",
