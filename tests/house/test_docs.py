@@ -18,6 +18,8 @@ from covenant.cli import main
 _FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _VAGUE = re.compile(r"\b(whoever|whatever|somebody|nobody|such a one)\b", re.IGNORECASE)
+_OWN_FILE = re.compile(r"`((?:benchmarks|covenant|policy|sandbox|scripts|tests)/[\w./-]+\.(?:c|md|py|toml))`")
+_REPLACED = re.compile(r"^Status: (replaced|superseded|withdrawn)", re.MULTILINE)
 _PAGES = ("README.md", "SECURITY.md", "CHANGELOG.md", "docs")
 
 # Programs of the system that a page may show; anything else in a fence is a mistake of the page.
@@ -153,6 +155,21 @@ def test_pages_name_their_subjects(clone: pathlib.Path) -> None:
         text = _ANY_FENCE.sub("", page.read_text())
         found += [f"{page.relative_to(clone)}: {match.group()}" for match in _VAGUE.finditer(text)]
     assert found == []
+
+
+def test_pages_name_files_that_exist(clone: pathlib.Path) -> None:
+    """A decision that was replaced names the files of its time."""
+    dead, checked = [], 0
+    for page in _pages(clone):
+        text = page.read_text()
+        if "adr" in page.parts and _REPLACED.search(text):
+            continue
+        for name in _OWN_FILE.findall(text):
+            checked += 1
+            if not (clone / name).exists():
+                dead.append(f"{page.relative_to(clone)}: {name}")
+    assert checked >= 50
+    assert dead == []
 
 
 def test_relative_links_lead_somewhere(clone: pathlib.Path) -> None:
