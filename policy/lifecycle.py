@@ -190,6 +190,9 @@ A newer serial of its agent id ends a run in each of these states with the code 
   `ttl_seconds` in any case.
 - A run that has been suspended for `ttl_seconds` without a break is ended. Without `ttl_seconds` only its other clocks
   end it.
+- A machine that sleeps stops only the time of a task (`--timeout`, `cpu_ms_per_task`). `ttl_seconds` and the end of
+  the package go on: a run that has outlived one of them ends when the machine wakes up. So does a run whose package
+  has ended by a clock that was behind and was set right.
 - A run that is suspended, or in its grace before the end, starts no child, not even one that it requested before. If it
   continues, it may ask again (`wrong_state`).
 - A suspended run is attested like any other, and earlier denials are still logged.

@@ -6,6 +6,7 @@ The runners, the watchers of a run and the writers of its end share these names.
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Protocol
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from policy import contract, denials, errors
+from policy import clocks, contract, denials, errors
 
 if TYPE_CHECKING:
     from policy.prove import live  # heavy, and only a type here: a client of the supervisor imports this module
@@ -29,7 +30,8 @@ BUSY, IDLE = b"b", b"i"
 class Limits(Struct, frozen=True):
     """Limits of one exchange in seconds, and the name of the one that bounds the task.
 
-    ``task_seconds`` runs from the moment the intent line is written to an agent that has started.
+    ``task_seconds`` runs from the moment the intent line is written to an agent that has started. It stands still while
+    the machine sleeps; ``ttl_seconds`` and ``expires_at`` (Unix time) do not.
     """
 
     start_seconds: float
@@ -38,6 +40,21 @@ class Limits(Struct, frozen=True):
     grace_seconds: float = 2.0
     stdout_bytes: int = contract.STDOUT_BYTES
     stderr_bytes: int = contract.STDERR_BYTES
+    ttl_seconds: float = math.inf
+    expires_at: float = math.inf
+
+    @classmethod
+    def until(cls, deadline: clocks.Deadline, *, start_seconds: float, grace_seconds: float) -> Limits:
+        """Return the limits of a task with this deadline."""
+        ttl_ms, expires_at_ms = deadline.ttl_ms, deadline.expires_at_ms
+        return cls(
+            start_seconds=start_seconds,
+            task_seconds=deadline.milliseconds / 1000,
+            task_clock=deadline.clock,
+            grace_seconds=grace_seconds,
+            ttl_seconds=math.inf if ttl_ms is None else ttl_ms / 1000,
+            expires_at=math.inf if expires_at_ms is None else expires_at_ms / 1000,
+        )
 
 
 # What a watch or a round came to: an error ends the run with it.

@@ -492,9 +492,4 @@ class RunContext:
 
     def limits(self, deadline: clocks.Deadline) -> Limits:
         config = self.dependencies.config
-        return Limits(
-            start_seconds=config.start_deadline_seconds,
-            task_seconds=deadline.milliseconds / 1000,
-            task_clock=deadline.clock,
-            grace_seconds=config.grace_seconds,
-        )
+        return Limits.until(deadline, start_seconds=config.start_deadline_seconds, grace_seconds=config.grace_seconds)

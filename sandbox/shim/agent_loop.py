@@ -98,7 +98,7 @@ class AgentLoop:
         self._stderr = pipes.BoundedTail(self.limits.stderr_bytes)
         self._deadline = self._begin + self.limits.start_seconds
         self._kill_at: float | None = None
-        self._look_at((PeriodicCheck(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
+        self._look_at((*self._own_checks(), *self.channel.rounds))
         with selectors.DefaultSelector() as selector:
             self._selector = selector
             ch = self.channel
@@ -229,6 +229,24 @@ class AgentLoop:
         elif error is not None and not gently and not self.forced:
             self._kill()  # an immediate end overrides the grace of another reason
 
+    def _own_checks(self) -> tuple[PeriodicCheck, ...]:
+        return PeriodicCheck(_LOOK_SECONDS, self._out_of_memory), PeriodicCheck(_LOOK_SECONDS, self._outlived)
+
+    def _outlived(self) -> Outcome:
+        """End the run if its ttl or its package ended while the machine slept, or while its clock was behind.
+
+        The deadline rests on CLOCK_MONOTONIC, which stands still in a sleep.
+        """
+        if self.started_at is None or self.error is not None:
+            return None
+        limits = self.limits
+        if time.time() >= limits.expires_at:
+            return errors.DeadlineError("its package has ended (clock: expires_at)", clock="expires_at", gently=True)
+        if boot_seconds() - self._given_at >= limits.ttl_seconds:
+            words = f"still running after {limits.ttl_seconds:g} s (clock: ttl_seconds)"
+            return errors.DeadlineError(words, clock="ttl_seconds", gently=True)
+        return None
+
     def _out_of_memory(self) -> Outcome:
         # The kernel may choose a process without which the sandbox hangs instead of ending (seen with node).
         return out_of_memory() if self.error is None and self.channel.handle.out_of_memory() else None
@@ -320,7 +338,7 @@ class AgentLoop:
             for fd in (later.fileno(), *self._held):
                 self.forget(fd)
             self._listen(taken.watches)
-            self._look_at((PeriodicCheck(_LOOK_SECONDS, self._out_of_memory), *self.channel.rounds))
+            self._look_at((*self._own_checks(), *self.channel.rounds))
         elif isinstance(taken, errors.RunError):
             self._watch(lambda: taken)
 
@@ -328,6 +346,7 @@ class AgentLoop:
         self.channel.observer.starting()
         now = time.monotonic()
         self.started_at = now - self._begin
+        self._given_at = boot_seconds()
         self._deadline = now + self.limits.task_seconds
         self.session.begin(self.intent)
 
@@ -369,6 +388,11 @@ class AgentLoop:
             ready = self._selector.select(until - time.monotonic())
             for key, _ in ready:
                 key.data()
+
+
+def boot_seconds() -> float:
+    """Return the seconds since boot, with those in which the machine slept (clock_gettime(2), CLOCK_BOOTTIME)."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def out_of_memory() -> errors.OutOfMemoryError:

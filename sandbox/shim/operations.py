@@ -22,7 +22,7 @@ from sandbox.audit.run_events import RunEvents
 from sandbox.run_io import CallerStreams, ContainerIO, Freezer, Outcome, PeriodicCheck, SandboxHandle, Watches
 from sandbox.rundir import marks
 from sandbox.shim import control_socket, idleness
-from sandbox.shim.agent_loop import AgentLoop
+from sandbox.shim.agent_loop import AgentLoop, boot_seconds
 from sandbox.shim.live_lines import LiveLines
 from sandbox.shim.terminal import TerminalSession
 
@@ -136,7 +136,7 @@ class RunOperations:
         """Write that the agent is about to be given its intent (run_io.RunObserver)."""
         if self._rows.state is not State.RUNNING:  # an instance gets this row with its start (sandbox.standby)
             self._rows.transition(State.RUNNING, "it is given its intent")
-        self._given_at = time.monotonic()
+        self._given_at = boot_seconds()
 
     def ending(self, error: errors.RunError) -> None:
         """Write the end that is about to come (run_io.RunObserver), and end descendants whose killer is gone."""
@@ -159,7 +159,7 @@ class RunOperations:
     def _clocks(self) -> Outcome:
         """Apply the ttl: it suspends the run, and ends it after the same time in suspension."""
         assert self._ttl is not None
-        now = time.monotonic()
+        now = boot_seconds()
         if self._rows.state is State.SUSPENDED and now - self._suspended_at >= self._ttl:
             return self._expired(f"suspended for {self._ttl} s")
         due = self._given_at is not None and now - self._given_at >= self._ttl
@@ -280,7 +280,7 @@ class RunOperations:
                 standing = self._freezer.frozen()
         if standing:
             self._rows.transition(State.SUSPENDED, "somebody else has stopped it")
-            self._suspended_at = time.monotonic()
+            self._suspended_at = boot_seconds()
 
     def _kill(self, request: Mapping[str, Any]) -> control_socket.Reply:
         """End the run.
@@ -381,7 +381,7 @@ class RunOperations:
         if self._freezer is None or self._directory is None:
             raise errors.NotEnforceableError("this run has no cgroup that can be frozen")
         self._rows.transition(State.SUSPENDED, words)
-        self._suspended_at = time.monotonic()
+        self._suspended_at = boot_seconds()
         try:
             self._freezer.freeze(allow_thaw=functools.partial(self._allow_thaw, self._directory))
         except (errors.KernelError, errors.NotEnforceableError) as e:

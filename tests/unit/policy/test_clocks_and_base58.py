@@ -20,11 +20,11 @@ NOW = 1_000_000
         ({}, Deadline(30_000, "cpu_ms_per_task")),
         ({"timeout_ms": 5}, Deadline(5, "timeout")),
         ({"timeout_ms": 30_000}, Deadline(30_000, "timeout")),
-        ({"ttl_seconds": 2}, Deadline(2_000, "ttl_seconds")),
-        ({"ttl_seconds": 2, "suspends": True}, Deadline(4_000, "ttl_seconds")),
+        ({"ttl_seconds": 2}, Deadline(2_000, "ttl_seconds", 2_000)),
+        ({"ttl_seconds": 2, "suspends": True}, Deadline(4_000, "ttl_seconds", 4_000)),
         ({"parent_deadline_ms": NOW + 7}, Deadline(7, "parent")),
-        ({"expires_at_ms": NOW + 9, "ttl_seconds": 60}, Deadline(9, "expires_at")),
-        ({"expires_at_ms": NOW - 9}, Deadline(0, "expires_at")),
+        ({"expires_at_ms": NOW + 9, "ttl_seconds": 60}, Deadline(9, "expires_at", 60_000, NOW + 9)),
+        ({"expires_at_ms": NOW - 9}, Deadline(0, "expires_at", None, NOW - 9)),
     ],
 )
 def test_earliest_clock_is_deadline(clocks: dict[str, Any], expected: Deadline) -> None:

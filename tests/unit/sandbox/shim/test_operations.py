@@ -432,7 +432,7 @@ def test_suspended_run_is_killed_and_not_asked_to_end(*, stands: bool, asked: bo
 
 def _clock(one: World, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(shim_operations, "boot_seconds", lambda: now[0])
     one.operations._given_at = now[0]
     return now
 

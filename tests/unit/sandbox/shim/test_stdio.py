@@ -97,6 +97,24 @@ def test_agent_that_never_reads_does_not_hold_us() -> None:
     assert done.ended_at < 200
 
 
+def test_ttl_goes_on_while_machine_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    hours = iter((0.0,))
+    monkeypatch.setattr(agent_loop, "boot_seconds", lambda: next(hours, 3600.0))
+    done = _run(READ + "time.sleep(300)", ttl_seconds=600.0)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.error.details["clock"] == "ttl_seconds"
+
+
+def test_package_ends_where_clock_was_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    until = time.time() + 3600
+    monkeypatch.setattr(time, "time", lambda: until)
+    done = _run(READ + "time.sleep(300)", expires_at=until)
+    assert isinstance(done.error, errors.DeadlineError)
+    assert done.error.details["clock"] == "expires_at"
+    monkeypatch.setattr(time, "time", lambda: until - 1)
+    assert _run(READ + "print('done')", expires_at=until).error is None
+
+
 def test_agent_that_closes_stdin_is_heard_to_end() -> None:
     done = _run("import os, time\nos.close(0)\ntime.sleep(0.3)\nprint('still')", intent=b"x" * 500_000 + b"\n")
     assert done.error is None
@@ -128,7 +146,8 @@ def test_term_then_grace_then_kill() -> None:
 def test_asking_that_takes_its_time_is_part_of_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking takes the whole grace of an hour on a fake clock; a second grace after it would exceed the test's time."""
     took = [0.0]
-    monkeypatch.setattr(agent_loop, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + took[0]))
+    fake = {**vars(time), "monotonic": lambda: time.monotonic() + took[0]}
+    monkeypatch.setattr(agent_loop, "time", SimpleNamespace(**fake))
     with child(READ + "time.sleep(300)", stays=True) as channel:
         handle = Handle(lambda: took.__setitem__(0, 3600.0), channel.handle.kill)
         slow = structs.replace(channel, handle=handle)
