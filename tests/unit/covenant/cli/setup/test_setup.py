@@ -16,6 +16,7 @@ import pytest
 
 from covenant.cli.main import cli
 from covenant.cli.setup import commands, files, manual
+from sandbox.network.gate import uids
 from tests.cli_kit import call, document, done, refused
 
 _UNIT = "usr/lib/systemd/system/covenantd.service"
@@ -53,6 +54,12 @@ def test_tree_is_what_packages_carry(laid: Path, clone: Path) -> None:
     assert (laid / "usr/share/bash-completion/completions/covenant").read_text() == done("completion", "bash")
     modes = {stat.S_IMODE((laid / one).lstat().st_mode) for one in _all(laid) if not (laid / one).is_symlink()}
     assert modes == {0o644}
+
+
+def test_directory_of_export_is_its_workers(laid: Path) -> None:
+    """The export refuses a directory that another uid owns."""
+    lines = (laid / "usr/lib/tmpfiles.d/covenant.conf").read_text().splitlines()
+    assert f"d /var/lib/covenant-export 0700 {uids.EXPORT} {uids.EXPORT}" in lines
 
 
 def test_units_name_the_environment_of_the_wheel(tmp_path: Path) -> None:
