@@ -1,6 +1,7 @@
 """The gate's HTTP side under mutated requests: it lives, never answers 500, tells no key, and serves the next request.
 
-COVENANT_FUZZ_SECONDS sets how long; a failure names the seed.
+COVENANT_FUZZ_SECONDS sets how long, or COVENANT_FUZZ_REQUESTS how many. The file COVENANT_FUZZ_PROGRESS gets the count as
+the test goes, so a killed run has said how far it came. A failure names the seed.
 """
 
 from __future__ import annotations
@@ -11,14 +12,20 @@ import contextlib
 import json
 import os
 import random
+import threading
 import time
+from pathlib import Path
 
 from sandbox.kernel.proc import pipes
 from tests.kernel import fake_provider, fake_web, gated_models
-from tests.kernel.fake_provider import KEY
+from tests.kernel.fake_provider import KEY, Provider
+from tests.kernel.fake_web import Web
 from tests.kernel.gated_models import Gated
 
-SECONDS = float(os.environ.get("COVENANT_FUZZ_SECONDS", "15"))
+REQUESTS = int(os.environ.get("COVENANT_FUZZ_REQUESTS", "0"))
+SECONDS = float("inf") if REQUESTS else float(os.environ.get("COVENANT_FUZZ_SECONDS", "15"))
+PROGRESS = os.environ.get("COVENANT_FUZZ_PROGRESS")
+WORKERS = 24 if REQUESTS else 6
 TEXT = """
 [providers.local]
 kind = "mock"
@@ -112,42 +119,94 @@ def answered(gated: Gated, request: bytes) -> bytes:
     return data
 
 
-def work(gated: Gated, seed: int, until: float) -> collections.Counter[bytes]:
+class Campaign:
+    """What the workers share: the counts of the answers by their first bytes, and when to stop."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.counts = first, collections.Counter[bytes]()
+        self._begun, self._lock, self._written = time.monotonic(), threading.Lock(), float("-inf")
+        self._failed = False
+
+    def goes_on(self) -> bool:
+        """Whether another request is due."""
+        enough = REQUESTS and self.counts.total() >= REQUESTS
+        return not (self._failed or enough or time.monotonic() - self._begun > SECONDS)
+
+    def count(self, found: bytes) -> None:
+        """Count one answer."""
+        with self._lock:
+            self.counts[found[:12]] += 1
+
+    def fail(self) -> None:
+        """Stop all workers: one has found something."""
+        self._failed = True
+
+    def __str__(self) -> str:
+        with self._lock:
+            most = self.counts.most_common(12)
+            seconds = time.monotonic() - self._begun
+            return f"{self.counts.total()} requests in {seconds:.0f} s from seed {self.first}: {most}"
+
+    def tell(self) -> None:
+        """Write the counts down, at most once in 5 s."""
+        if PROGRESS and time.monotonic() - self._written > 5:
+            self._written = time.monotonic()
+            Path(PROGRESS).write_text(f"{self}\n")
+
+
+def work(gated: Gated, seed: int, campaign: Campaign) -> None:
     draw, known = random.Random(seed), seeds()
-    counts: collections.Counter[bytes] = collections.Counter()
-    while time.monotonic() < until:
-        request = mutated(draw, known)
-        found = answered(gated, request)
-        counts[found[:12]] += 1
-        assert KEY.encode() not in found, (seed, request)
-        assert not found.startswith(b"HTTP/1.1 500"), (seed, request, found)
-    return counts
+    try:
+        while campaign.goes_on():
+            request = mutated(draw, known)
+            found = answered(gated, request)
+            campaign.count(found)
+            assert KEY.encode() not in found, (seed, request)
+            assert not found.startswith(b"HTTP/1.1 500"), (seed, request, found)
+    except BaseException:
+        campaign.fail()
+        raise
+
+
+def look(gated: Gated, provider: Provider, search: Web, campaign: Campaign) -> None:
+    """Take what the gate reports and what its providers were sent, so that nothing grows."""
+    for fd, watch in gated.gate.watches.items():
+        if pipes.readable(fd, 0):
+            assert watch() is None, campaign.first
+    gated.codes()
+    gated.rows.clear()
+    search.seen.clear()
+    for _ in range(len(provider.seen)):
+        one = provider.seen.pop()
+        assert one["headers"].get("authorization") == f"Bearer {KEY}", campaign.first
+        assert one["path"] in ("/v1/chat/completions", "/v1/embeddings"), campaign.first
+    campaign.tell()
 
 
 def test_mutated_requests_leave_the_gate_as_it_was() -> None:
-    first = int(os.environ.get("COVENANT_FUZZ_SEED", str(time.time_ns() % 1_000_000)))
+    campaign = Campaign(int(os.environ.get("COVENANT_FUZZ_SEED", str(time.time_ns() % 1_000_000))))
     with (
         fake_provider.serving() as provider,
         fake_web.serving() as (search, _),
-        concurrent.futures.ThreadPoolExecutor(6) as pool,
+        concurrent.futures.ThreadPoolExecutor(WORKERS) as pool,
     ):
         text = TEXT.format(url=provider.url, search=search.place)
         names = ["models.covenant", "search.covenant", "fetch.covenant"]
         with gated_models.opened(text, {"fake": KEY, "finds": KEY}, models=MODELS, names=names, web=WEB) as gated:
-            until = time.monotonic() + SECONDS
-            working = [pool.submit(work, gated, first + number, until) for number in range(6)]
-            while not all(one.done() for one in working):
-                time.sleep(0.05)
-                for fd, watch in gated.gate.watches.items():
-                    if pipes.readable(fd, 0):
-                        assert watch() is None, first
-            counts: collections.Counter[bytes] = sum((one.result() for one in working), collections.Counter())
-            print(f"{counts.total()} requests in {SECONDS:g} s from seed {first}: {counts.most_common(12)}")
-            assert gated.lives(), first
-            assert counts.total() > 50
+            working = [pool.submit(work, gated, campaign.first + number, campaign) for number in range(WORKERS)]
+            try:
+                while not all(one.done() for one in working):
+                    time.sleep(0.05)
+                    look(gated, provider, search, campaign)
+            finally:
+                campaign.fail()
+            for one in working:
+                one.result()
+            print(campaign)
+            counts = campaign.counts
+            assert gated.lives(), campaign.first
+            assert counts.total() > max(50, REQUESTS - 1)
             assert b"HTTP/1.1 200" in counts
             assert b"HTTP/1.1 400" in counts
             assert answered(gated, seeds()[0]).startswith(b"HTTP/1.1 200")
-        sent = [one["headers"].get("authorization") for one in provider.seen]
-        assert set(sent) <= {f"Bearer {KEY}"}
-        assert {one["path"] for one in provider.seen} <= {"/v1/chat/completions", "/v1/embeddings"}
+            look(gated, provider, search, campaign)
