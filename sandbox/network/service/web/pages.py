@@ -175,11 +175,12 @@ def _escaped(text: str) -> str:
 class PageReader:
     """The line to the reader's process: one page at a time. After a page that takes too long there is no other."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
+    def __init__(self, line: socket.socket) -> None:
+        self._socket = line
         self._socket.setblocking(False)
         self._turn = asyncio.Lock()
         self._stuck = False
+        self._reading: asyncio.Task[bytes] | None = None
 
     async def text(self, page: bytes) -> bytes:
         """Return the text of an HTML page.
@@ -187,7 +188,14 @@ class PageReader:
         Raises:
             RefusedError: the reader does not answer in time.
         """
-        async with self._turn:
+        await self._turn.acquire()
+        # INVARIANT: an exchange that has begun goes on if its asker leaves. Otherwise the rest of its answer would be
+        # taken for that of the next page.
+        self._reading = asyncio.get_running_loop().create_task(self._read(page))
+        return await asyncio.shield(self._reading)
+
+    async def _read(self, page: bytes) -> bytes:
+        try:
             if self._stuck:
                 raise RefusedError(503, "provider_failed", "the reader of pages is stuck for the rest of the run")
             self._stuck = True
@@ -198,6 +206,8 @@ class PageReader:
                 raise RefusedError(503, "provider_failed", "the page takes too long to read") from e
             self._stuck = False
             return found
+        finally:
+            self._turn.release()
 
     async def _exchange(self, loop: asyncio.AbstractEventLoop, page: bytes) -> bytes:
         await loop.sock_sendall(self._socket, reader.LENGTH.pack(len(page)) + page)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -53,7 +54,7 @@ class WebServer:
         if self._granted.fetch:
             places = {host: pages.PagePlace(**one) for host, one in gate.plan["pages"].items()}
             self._pages = pages.PageClient(connector, places, str(gate.plan["system_ca"]))
-            self._reader = pages.PageReader(gate.fds["reader"])
+            self._reader = pages.PageReader(socket.socket(fileno=gate.fds["reader"]))
 
     async def answer(self, name: str, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request to one of the two names.
