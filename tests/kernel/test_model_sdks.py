@@ -1,7 +1,7 @@
-"""The official SDKs of OpenAI and Anthropic in a sandbox without a network, pinned: each call is answered at the gate.
+"""The official SDKs of OpenAI, Anthropic and Ollama in a sandbox, pinned: each call is answered at the gate.
 
-They are those of Python and of node. pip and npm install them without any script of theirs being run, and they are
-loaded in a sandbox alone.
+They are those of Python, and the first two also of node. Ollama's client is shown beside it at the server itself. pip
+and npm install them without any script of theirs being run, and they are loaded in a sandbox alone.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from scripts import ollama_server
 from tests.kernel import fake_provider
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.test_credentials import vault
@@ -32,9 +33,22 @@ kind = "mock"
 kind = "openai"
 endpoint = "{url}"
 secret = "keyed"
+
+[providers.ollama]
+kind = "ollama"
+endpoint = "{ollama}"
 """
 GRANTED = """[services.models]
 allow = [{{ provider = "local", models = ["test-*"] }}, {{ provider = "keyed", models = ["gpt-*"] }}]
+[permissions.filesystem]
+read = ["{place}"]
+"""
+MODELS_OF_OLLAMA = """[services.models]
+allow = [{{ provider = "ollama", models = ["llama3.2"] }}]
+[[permissions.network]]
+host = "host.covenant"
+ports = [{port}]
+protocol = "tcp"
 [permissions.filesystem]
 read = ["{place}"]
 """
@@ -97,6 +111,48 @@ answer = {
     "whole": whole.content[0].text, "tokens": whole.usage.output_tokens, "texts": texts,
     "final": [final.content[0].text, final.stop_reason, final.usage.output_tokens],
     "count": count.input_tokens, "models": [one.id for one in client.models.list()], "refused": refused,
+}
+"""
+# Once at the server, by the one port of the host that is granted, and once at the gate.
+OLLAMA = """
+import ollama
+def failed(call, **words):
+    try:
+        call(**words)
+    except ollama.ResponseError as e:
+        return [e.status_code, e.error]
+    return "none"
+def asked(place):
+    client = ollama.Client(host=place)
+    chat = client.chat(model="llama3.2", messages=said, options={"num_predict": 50, "temperature": 0})
+    parts = list(client.chat(model="llama3.2", messages=said, stream=True))
+    whole = client.generate(model="llama3.2", prompt="two words")
+    pieces = list(client.generate(model="llama3.2", prompt="two words", stream=True))
+    vectors = client.embed(model="llama3.2", input=["two", "words"])
+    return {
+        "chat": [chat.message.role, chat.message.content, chat.done_reason, chat.eval_count],
+        "timed": min(chat.total_duration, chat.eval_duration, chat.prompt_eval_count) > 0,
+        "parts": [one.message.content for one in parts], "done": [one.done for one in parts],
+        "ended": [parts[-1].done_reason, parts[-1].eval_count],
+        "whole": [whole.response, whole.done], "pieces": [one.response for one in pieces],
+        "vectors": [len(vectors.embeddings), vectors.embeddings[0] != vectors.embeddings[1]],
+        "loaded": client.generate(model="llama3.2").done_reason, "left": client.chat(model="llama3.2").done_reason,
+        "absent": failed(client.chat, model="absent", messages=said),
+        "tools": failed(client.chat, model="llama3.2", messages=said, tools=[{"function": {"name": "f"}}]),
+        "thinks": failed(client.generate, model="llama3.2", prompt="a", think=True),
+    }
+direct = ollama.Client(host=SERVER)
+async def asynchronous():
+    stream = await ollama.AsyncClient(host="http://models.covenant").chat(model="llama3.2", messages=said, stream=True)
+    return [part.message.content async for part in stream]
+import asyncio
+shown = direct.show("llama3.2")
+answer = {
+    "server": asked(SERVER), "gate": asked("http://models.covenant"), "asynchronous": asyncio.run(asynchronous()),
+    "listed": [[one.model for one in client.list().models] for client in (direct, ollama.Client("http://models.covenant"))],
+    "shown": [shown.details.family, "completion" in shown.capabilities], "running": len(direct.ps().models),
+    "old": len(direct.embeddings(model="llama3.2", prompt="two").embedding),
+    "pulls": failed(direct.pull, model="absent")[0],
 }
 """
 WORDS = ["mock:", " two", " words"]
@@ -170,14 +226,19 @@ def installed() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, provider: Provider) -> World:
+def ollama() -> Iterator[str]:
+    with ollama_server.running("llama3.2") as endpoint:
+        yield endpoint
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, provider: Provider, ollama: str) -> World:
     base = tmp_path_factory.mktemp("sdks")
     made = World(base)
-    with (made.state / "config.toml").open("a") as stream:
-        stream.write(f'[vault]\nkey = "{base}/vault.key"\n')
+    made.configure(**{"host_ports": [int(ollama.rpartition(":")[2])], "vault.key": str(base / "vault.key")})
     vault(made, "init")
     vault(made, "put", "covenant-providers", "keyed", secret=KEY + "\n")
-    (made.state / "providers.toml").write_text(PROVIDERS.format(url=provider.url))
+    (made.state / "providers.toml").write_text(PROVIDERS.format(url=provider.url, ollama=ollama))
     return made
 
 
@@ -219,6 +280,37 @@ def test_anthropic_sdk_works_without_key(world: World, installed: Path) -> None:
         "final": ["mock: two words", "end_turn", 3],
         "models": [],
         "refused": [403, "permission_error"],
+    }
+
+
+def test_ollama_client_sees_server_and_gate_alike(world: World, installed: Path, ollama: str) -> None:
+    port = ollama.rpartition(":")[2]
+    head = f"PLACE, SERVER = {str(installed)!r}, 'http://host.covenant:{port}'" + BEGIN
+    more = MODELS_OF_OLLAMA.format(place=installed.parent, port=port)
+    found = world.ask(head + OLLAMA, more=more, memory_mb=1024, cpu_ms=120_000, resources="cpu_millis = 2000")
+    common = {
+        "chat": ["assistant", "mock: two words", "stop", 3],
+        "timed": True,
+        "parts": [*WORDS, ""],
+        "done": [False, False, False, True],
+        "ended": ["stop", 3],
+        "whole": ["mock: two words", True],
+        "pieces": [*WORDS, ""],
+        "vectors": [2, True],
+        "loaded": "load",
+        "left": "load",
+        "tools": [400, '"llama3.2" does not support tools'],
+        "thinks": [400, '"llama3.2" does not support thinking'],
+    }
+    assert found == {
+        "server": {**common, "absent": [404, "model 'absent' not found"]},
+        "gate": {**common, "absent": [403, "the model `absent` is not granted"]},
+        "asynchronous": [*WORDS, ""],
+        "listed": [["llama3.2:latest"], ["llama3.2"]],
+        "shown": ["llama", True],
+        "running": 0,
+        "old": 8,
+        "pulls": 404,
     }
 
 

@@ -144,14 +144,27 @@ def _ollama(call: ModelCall, text: str, counted: tuple[int, int]) -> Documents:
 
 
 def _embedding(call: ModelCall, tokens: int) -> dict[str, Any]:
-    vector = [round(ord(c) % 16 / 16, 4) for c in f"{_last(call):8.8}"]
+    vectors = [[round(ord(c) % 16 / 16, 4) for c in f"{text:8.8}"] for text in _texts(call)]
     if call.route.shape == "openai":
-        row = {"object": "embedding", "index": 0, "embedding": vector}
+        rows = [{"object": "embedding", "index": index, "embedding": one} for index, one in enumerate(vectors)]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return {"object": "list", "data": [row], "model": call.model, "usage": usage}
+        return {"object": "list", "data": rows, "model": call.model, "usage": usage}
     if call.route.shape == "ollama":
-        return {"model": call.model, "embeddings": [vector], "prompt_eval_count": tokens}
-    return {"embedding": {"values": vector}}
+        return {"model": call.model, "embeddings": vectors, "prompt_eval_count": tokens}
+    return {"embedding": {"values": vectors[0]}}
+
+
+def _texts(call: ModelCall) -> list[str]:
+    """The texts to embed: a list of them has a vector each."""
+    found = call.body.get("input")
+    if (
+        call.route.shape != "gemini"
+        and isinstance(found, list)
+        and found
+        and all(isinstance(one, str) for one in found)
+    ):
+        return found
+    return [_last(call)]
 
 
 def _event(name: str, document: dict[str, Any]) -> bytes:
