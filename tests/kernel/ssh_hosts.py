@@ -10,6 +10,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from sandbox.kernel.net import netns
 from tests.kernel import live_runs
 
 SSHD = "/usr/sbin/sshd"
@@ -24,7 +25,7 @@ esac
 """
 _CONFIG = """\
 Port {port}
-ListenAddress 127.0.0.1
+ListenAddress {address}
 HostKey {host_key}
 PidFile none
 AuthorizedKeysFile {authorized}
@@ -87,7 +88,7 @@ def keys():
 class SshHost:
     """A running sshd whose host key is ``line``. It takes the keys in ``authorized``."""
 
-    def __init__(self, folder: Path, *, kind: str = "ed25519", more: str = "") -> None:
+    def __init__(self, folder: Path, *, kind: str = "ed25519", more: str = "", address: str = "127.0.0.1") -> None:
         self.folder, self.kind = folder, kind
         folder.mkdir(mode=0o700)
         self.line = " ".join(keygen(folder / "host", kind).split()[:2])
@@ -98,6 +99,7 @@ class SshHost:
             self.port: int = one.getsockname()[1]
         names = {
             "port": self.port,
+            "address": address,
             "host_key": folder / "host",
             "authorized": self.authorized,
             "more": more,
@@ -126,15 +128,17 @@ def keygen(path: Path, kind: str = "ed25519") -> str:
 
 
 @contextlib.contextmanager
-def serving(host: SshHost) -> Iterator[SshHost]:
-    """Run the server while the block lasts."""
+def serving(host: SshHost, space: int | None = None) -> Iterator[SshHost]:
+    """Run the server while the block lasts, where ``space`` is given in this network namespace."""
     made = not os.path.isdir("/run/sshd")
     if made:
         os.mkdir("/run/sshd", 0o755)
     command = [SSHD, "-D", "-f", str(host.folder / "sshd_config"), "-E", str(host.folder / "log")]
+    if space is not None:
+        command = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{space}", *command]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as server:
         try:
-            live_runs.until(lambda: _answers(host.port) or server.poll() is not None)
+            live_runs.until(lambda: _answers(host.port, space) or server.poll() is not None)
             assert server.poll() is None, host.log
             yield host
         finally:
@@ -145,10 +149,13 @@ def serving(host: SshHost) -> Iterator[SshHost]:
                     os.rmdir("/run/sshd")
 
 
-def _answers(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as one:
-        return one.recv(4) == b"SSH-"
-    return False
+def _answers(port: int, space: int | None) -> bool:
+    def ask() -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as one:
+            return one.recv(4) == b"SSH-"
+        return False
+
+    return ask() if space is None else netns.within(space, ask)
 
 
 def direct(host: SshHost, key: Path) -> str:

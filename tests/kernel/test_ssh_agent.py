@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from policy.ssh import wire
 from sandbox.network.ssh import private_keys
 from sandbox.run_result import RunResult
-from tests.kernel import live_runs, ssh_hosts
+from tests.kernel import internet, live_runs, session_kit, ssh_hosts
 from tests.kernel.conftest import leftovers
 from tests.kernel.ssh_hosts import AGENT, SshHost
 from tests.kernel.test_credentials import covenant, family, memory, vault
@@ -259,6 +260,42 @@ def test_key_is_not_inside_and_ends_with_secret(world: SshWorld) -> None:
     assert found["seed"] == 0
     assert found["public"] > 0  # the control: bytes that are inside are found by the same means
     assert _said(answers[0]) == {"first": 0, "keys": 3, "ended": True, "then": 255}
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that a session may read: outside of /tmp, and root alone can write it."""
+    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
+        os.chmod(made, 0o755)
+        yield Path(made)
+
+
+def test_session_logs_in_by_name(tmp_path: Path, place: Path) -> None:
+    """`covenant exec --ssh` with OpenSSH from a layer, at a server behind a name and in another namespace."""
+    home = session_kit.Home(tmp_path, "debian-minimal")
+    home.world.configure(uplink="eth0", resolvers=[internet.RESOLVER], **{"vault.key": str(tmp_path / "vault.key")})
+    server = SshHost(tmp_path / "server", address="0.0.0.0")
+    server.authorize(ssh_hosts.keygen(tmp_path / "deploy"))
+    known = place / ".ssh" / "known_hosts"
+    known.parent.mkdir()
+    known.write_text(f"[api.example.com]:{server.port} {server.line}\n")
+    vault(home.world, "init")
+    vault(home.world, "put", "exec-ssh", "deploy", secret=(tmp_path / "deploy").read_text())
+    assert home.covenant("layer", "build", "ssh", "host-packages", "openssh-client").returncode == 0
+    environment = {**home.environment(), "HOME": str(place)}
+    login = ["ssh", "-p", str(server.port), "-o", "BatchMode=yes", f"{ssh_hosts.user()}@api.example.com"]
+    covenant_exec = [sys.executable, "-m", "covenant", "exec", "--no-workspace", "--layer", "ssh"]
+    with internet.made() as net, ssh_hosts.serving(server, net.spaces["world"]):
+        grant = ["--ssh", f"api.example.com:{server.port}=deploy", "--read", str(known)]
+        command = [*covenant_exec, *grant, "--", *login[:1], "-o", f"UserKnownHostsFile={known}", *login[1:]]
+        assert net.run("host", *command, env=environment) == f"in as {ssh_hosts.user()}\n"
+        # Without the option the same login has neither the host nor a key.
+        command = [*covenant_exec, "--quiet", "--", *login]
+        assert net.run("host", *command, env=environment, check=False) == ""
+        assert net.leftovers() == leftovers(home.world) == []
+    (signed,) = [row["kind"] for row in home.world.rows() if row["kind"]["type"] == "ssh_signed"]
+    assert (signed["host"], signed["user"]) == ("api.example.com", ssh_hosts.user())
+    assert server.log.count("Accepted publickey") == 1
 
 
 def test_page_can_be_followed(world: SshWorld, tmp_path: Path) -> None:
