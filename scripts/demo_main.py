@@ -156,13 +156,37 @@ mock = true
 """
 
 
-def research() -> None:
-    """An agent without a network answers with sources, by the operator's mocks, and the log counts what it asked."""
+OLLAMA = """
+[providers.model]
+kind = "ollama"
+endpoint = "{endpoint}"
+"""
+
+
+def _providers(text: str) -> None:
     place = HOME / "supervisor" / "providers.toml"
-    place.write_text(MOCKS)
+    place.write_text(text)
     place.chmod(0o600)
-    print(f"\n{place.relative_to(ROOT)}:\n{MOCKS}", end="")
+    print(f"\n{place.relative_to(ROOT)}:\n{text}", end="")
+
+
+def research() -> None:
+    """An agent without a network answers with sources, and the log counts what it asked.
+
+    The operator's mocks come first. Then the model is behind a real server that speaks Ollama's API.
+    """
+    from scripts import ollama_server
+
+    _providers(MOCKS)
     covenant("run", "agents/research", "what is a seccomp filter")
+    path = copy_of("research", "research-ollama")
+    edit(path, "agent.toml", 'id = "research"', 'id = "research-ollama"')
+    edit(path, "agent.toml", 'provider = "local", models = ["*"]', 'provider = "model", models = ["llama3.2"]')
+    sign(path)
+    with ollama_server.running("llama3.2") as endpoint:
+        _providers(MOCKS + OLLAMA.format(endpoint=endpoint))
+        covenant("models", "test", "model")
+        covenant("run", str(path.relative_to(ROOT)), "what is a seccomp filter")
     covenant("models", "usage")
 
 
