@@ -6,7 +6,8 @@
     direct   aiohttp -> provider, over the loopback
     gate     aiohttp -> agent's link -> the gate's process -> connector's socket -> provider
     first    to the first byte of a stream, both ways
-    body     a streamed body of 64 MiB, both ways
+    nginx    aiohttp -> nginx as a proxy that does not buffer -> provider, where Debian's nginx is installed
+    body     a streamed body of 64 MiB, each way
 
 One after the other and in turn, over connections that are kept. Namespaces of our own, as root. The provider is a
 process of aiohttp. Medians, and the medians of what the gate adds.
@@ -15,12 +16,18 @@ process of aiohttp. Medians, and the medians of what the gate adds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import multiprocessing
+import os
+import shutil
 import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +42,30 @@ from tests.kernel import gated_models  # noqa: E402
 
 _TEXT = '[providers.local]\nkind = "openai-compatible"\nendpoint = "http://127.0.0.1:{port}/v1"\n'
 _EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "' + b"x" * 4000 + b'"}}]}\n\n'
+_NGINX = """
+daemon off;
+master_process off;
+pid {folder}/pid;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    upstream provider {{ server 127.0.0.1:{port}; keepalive 8; }}
+    server {{
+        listen 127.0.0.1:{own};
+        location / {{
+            proxy_pass http://provider;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+            proxy_buffering off;
+        }}
+    }}
+}}
+"""
 _EVENTS = (64 << 20) // len(_EVENT)
 
 
@@ -91,6 +122,37 @@ async def _measure(urls: dict[str, str], count: int) -> dict[str, Any]:
     return {**found_ms, **{f"{name} MB/s": round(rate, 1) for name, rate in rates.items()}}
 
 
+@contextlib.contextmanager
+def _nginx(port: int) -> Iterator[dict[str, str]]:
+    """Run nginx before the provider of this port, and yield its base URL by its name; nothing without nginx."""
+    if (program := shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")) is None:
+        print("nginx is not installed: apt-get install nginx-light", file=sys.stderr)
+        yield {}
+        return
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        own = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "nginx.conf").write_text(_NGINX.format(folder=folder, own=own, port=port))
+        words = ["-p", folder, "-e", "stderr", "-c", f"{folder}/nginx.conf"]
+        with subprocess.Popen([program, *words], stdin=subprocess.DEVNULL) as server:
+            try:
+                _await_port(own, server)
+                yield {"nginx": f"http://127.0.0.1:{own}"}
+            finally:
+                server.terminate()
+
+
+def _await_port(port: int, server: subprocess.Popen[bytes]) -> None:
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        if server.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise SystemExit(f"nginx does not answer: status {server.poll()}")
+
+
 def main() -> None:
     """Measure and print one JSON document."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
@@ -98,17 +160,18 @@ def main() -> None:
     provider = multiprocessing.Process(target=_provide, args=(ready,), daemon=True)
     provider.start()
     port = ready.get()
-    with gated_models.opened(_TEXT.format(port=port)) as gated:
+    with gated_models.opened(_TEXT.format(port=port)) as gated, _nginx(port) as more:
         path = "/v1/chat/completions"
-        direct = asyncio.run(_measure({"direct": f"http://127.0.0.1:{port}{path}"}, count))
+        urls = {name: f"{url}{path}" for name, url in {"direct": f"http://127.0.0.1:{port}", **more}.items()}
+        direct = asyncio.run(_measure(urls, count))
         through = netns.within(gated.agent, lambda: asyncio.run(_measure({"gate": f"http://192.0.0.1{path}"}, count)))
     provider.terminate()
     found = {**direct, **through}
     added = {
         f"added {what} ms": round(found[f"gate {what}"] - found[f"direct {what}"], 3) for what in ("answer", "first")
     }
-    share = round(found["gate MB/s"] / found["direct MB/s"], 3)
-    print(json.dumps({**found, **added, "gate / direct MB/s": share}, indent=1))
+    shares = {f"gate / {name} MB/s": round(found["gate MB/s"] / found[f"{name} MB/s"], 3) for name in urls}
+    print(json.dumps({**found, **added, **shares}, indent=1))
 
 
 if __name__ == "__main__":
