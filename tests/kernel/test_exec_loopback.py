@@ -10,7 +10,8 @@ import pytest
 from tests.kernel.conftest import leftovers
 from tests.kernel.session_kit import Home
 
-# What FastAPI's TestClient, Vite, pytest-asyncio and tmux rest on: servers and clients of one sandbox.
+# What FastAPI's TestClient, Vite, pytest-asyncio and tmux rest on (tests/kernel/test_loopback_programs.py has them):
+# servers and clients of one sandbox.
 PROBE = """
 import asyncio, errno, json, os, socket, threading
 found = {}
