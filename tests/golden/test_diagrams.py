@@ -5,13 +5,16 @@ Make them anew with: .venv/bin/python scripts/diagrams
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import itertools
 import pathlib
 import re
 
 from policy import lifecycle
 
-PLACE = pathlib.Path(__file__).resolve().parents[2] / "docs" / "diagrams"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PLACE = ROOT / "docs" / "diagrams"
 PAGES = PLACE.parent
 
 
@@ -44,6 +47,53 @@ def _folded(text: str) -> str:
 
 def test_states_are_those_of_table() -> None:
     assert (PLACE / "states.dot").read_text() == states()
+
+
+def _imports() -> tuple[set[str], set[tuple[str, str]]]:
+    """Return the rooms of the three packages, and which imports which within its package. Names are PACKAGE.ROOM."""
+    modules = {"covenant": "daemon", "sandbox": "supervisor doctor", "policy": "decide"}
+    rooms = {f"{top}.{one.parent.name}" for top in modules for one in (ROOT / top).glob("*/__init__.py")}
+    rooms |= {f"{top}.{name}" for top, names in modules.items() for name in names.split()}
+    found = set()
+    for top in modules:
+        for path in (ROOT / top).rglob("*.py"):
+            # daemon_stores.py and its like are parts of the daemon, and doctor_network.py of the doctor.
+            within = path.relative_to(ROOT / top).parts
+            source = within[0] if len(within) > 1 else path.stem.partition("_")[0]
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and node.module is not None:
+                    names = [f"{node.module}.{alias.name}" for alias in node.names]
+                    targets = {".".join(name.split(".")[:2]) for name in names}
+                    found |= {(f"{top}.{source}", target) for target in targets if target.startswith(f"{top}.")}
+    return rooms, {(a, b) for a, b in found if a != b and {a, b} <= rooms}
+
+
+def _drawn() -> tuple[set[str], set[tuple[str, str]]]:
+    """Return the rooms and the arrows of the diagram, named as ``_imports`` does. Arrows between packages are left out.
+
+    ``workspaces`` is the id of policy's room `workspace`: the sandbox has one of that name.
+    """
+    package, arrows = {}, set()
+    for line in (PLACE / "rooms.dot").read_text().splitlines():
+        if (cluster := re.search(r'subgraph cluster_(\w+) \{ label="[^"]*"; (.*) \}', line)) is not None:
+            for name in re.findall(r"(\w+)(?: \[[^]]*\])?;", cluster[2]):
+                package[name] = f"{cluster[1]}.{name.replace('workspaces', 'workspace')}"
+        elif "->" in line and "lhead" not in line:
+            for chain in line.strip().split(";"):
+                groups = [re.findall(r"\w+", part) for part in chain.split("->")]
+                for first, second in itertools.pairwise(groups):
+                    arrows |= {(package[a], package[b]) for a in first for b in second}
+    return set(package.values()), arrows
+
+
+def test_rooms_and_arrows_are_those_of_code() -> None:
+    (rooms, imports), (drawn, arrows) = _imports(), _drawn()
+    assert drawn == rooms
+    assert arrows - imports == set()
+    reached = set(arrows)
+    while more := {(a, d) for a, b in reached for c, d in arrows if b == c} - reached:
+        reached |= more
+    assert imports - reached == set()
 
 
 def test_each_picture_is_of_its_text() -> None:
