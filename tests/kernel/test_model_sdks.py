@@ -1,4 +1,4 @@
-"""The official SDKs of OpenAI, Anthropic and Ollama in a sandbox, pinned: each call is answered at the gate.
+"""The official SDKs of OpenAI, Anthropic, Google and Ollama in a sandbox, pinned: each call is answered at the gate.
 
 They are those of Python, and the first two also of node. Ollama's client is shown beside it at the server itself. pip
 and npm install them without any script of theirs being run, and they are loaded in a sandbox alone.
@@ -111,6 +111,23 @@ answer = {
     "whole": whole.content[0].text, "tokens": whole.usage.output_tokens, "texts": texts,
     "final": [final.content[0].text, final.stop_reason, final.usage.output_tokens],
     "count": count.input_tokens, "models": [one.id for one in client.models.list()], "refused": refused,
+}
+"""
+GEMINI = """
+from google import genai
+client = genai.Client(api_key="none", http_options={"base_url": "http://models.covenant"})
+whole = client.models.generate_content(model="test-1", contents="two words")
+pieces = [one.text for one in client.models.generate_content_stream(model="test-1", contents="two words")]
+count = client.models.count_tokens(model="test-1", contents="two words")
+vectors = client.models.embed_content(model="test-1", contents=["two", "words"]).embeddings
+try:
+    client.models.generate_content(model="other", contents="two words")
+except genai.errors.ClientError as e:
+    refused = [e.code, e.status]
+answer = {
+    "whole": whole.text, "tokens": whole.usage_metadata.candidates_token_count, "pieces": pieces,
+    "counted": count.total_tokens > 0, "vectors": [len(vectors), vectors[0].values != vectors[1].values],
+    "refused": refused,
 }
 """
 # Once at the server, by the one port of the host that is granted, and once at the gate.
@@ -280,6 +297,17 @@ def test_anthropic_sdk_works_without_key(world: World, installed: Path) -> None:
         "final": ["mock: two words", "end_turn", 3],
         "models": [],
         "refused": [403, "permission_error"],
+    }
+
+
+def test_google_sdk_works_without_key(world: World, installed: Path) -> None:
+    assert ask(world, installed, GEMINI) == {
+        "whole": "mock: two words",
+        "tokens": 3,
+        "pieces": WORDS,
+        "counted": True,
+        "vectors": [2, True],
+        "refused": [403, "PERMISSION_DENIED"],
     }
 
 

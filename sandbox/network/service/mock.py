@@ -151,19 +151,16 @@ def _embedding(call: ModelCall, tokens: int) -> dict[str, Any]:
         return {"object": "list", "data": rows, "model": call.model, "usage": usage}
     if call.route.shape == "ollama":
         return {"model": call.model, "embeddings": vectors, "prompt_eval_count": tokens}
+    if "requests" in call.body:
+        return {"embeddings": [{"values": one} for one in vectors]}
     return {"embedding": {"values": vectors[0]}}
 
 
 def _texts(call: ModelCall) -> list[str]:
     """The texts to embed: a list of them has a vector each."""
-    found = call.body.get("input")
-    if (
-        call.route.shape != "gemini"
-        and isinstance(found, list)
-        and found
-        and all(isinstance(one, str) for one in found)
-    ):
-        return found
+    found = call.body.get("requests") or call.body.get("input")
+    if isinstance(found, list) and all(isinstance(one, str | dict) for one in found):
+        return [_text(one) for one in found]
     return [_last(call)]
 
 
@@ -175,7 +172,12 @@ def _event(name: str, document: dict[str, Any]) -> bytes:
 def _last(call: ModelCall) -> str:
     """The last text of a request."""
     body = call.body
-    found = body.get("messages") or body.get("contents") or body.get("input") or body.get("prompt") or ""
+    names = ("messages", "contents", "content", "input", "prompt")
+    return _text(next((body[name] for name in names if body.get(name)), ""))
+
+
+def _text(found: Any) -> str:
+    """The last text in a part of a request."""
     while isinstance(found, list | dict):
         if isinstance(found, list):
             found = found[-1] if found else ""

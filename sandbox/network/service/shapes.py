@@ -91,7 +91,8 @@ _ROUTES: Final[Mapping[tuple[str, str], ApiRoute]] = {
     ("GET", "/v1beta/models"): ApiRoute("gemini", "list"),
 }
 _GEMINI_PATH: Final = re.compile(
-    r"/v1beta/models/([A-Za-z0-9][A-Za-z0-9._-]{0,127})"
+    # The version is of the client: the provider's is in its endpoint.
+    r"/v1(?:beta)?/models/([A-Za-z0-9][A-Za-z0-9._-]{0,127})"
     r":(generateContent|streamGenerateContent|countTokens|embedContent|batchEmbedContents)"
 )
 _GEMINI_VERBS: Final[Mapping[str, ApiRoute]] = {

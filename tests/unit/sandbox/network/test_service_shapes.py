@@ -43,6 +43,7 @@ GOOD: list[tuple[str, dict[str, Any]]] = [
     ("/v1/messages", {"model": "a", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}),
     ("/v1/messages", {"model": "a", "messages": [], "tools": [{"type": "bash_20250124", "name": "bash"}]}),
     (f"{GEMINI}:generateContent", {"contents": [{"parts": [{"text": "x"}]}]}),
+    ("/v1/models/test-1:generateContent", {"contents": [{"parts": [{"text": "x"}]}]}),
     (f"{GEMINI}:streamGenerateContent", {"contents": [], "tools": [{"functionDeclarations": []}]}),
     ("/api/chat", {"model": "a", "messages": [], "options": {"num_predict": 3}}),
 ]
@@ -225,7 +226,7 @@ def test_counts_that_were_not_asked_for_are_left_out() -> None:
 def test_mock_answers_in_each_api(path: str, body: dict[str, Any], stream: bool) -> None:
     if "embed" in path:
         return
-    one = call(path, body if path.startswith("/v1beta") else {**body, "stream": stream})
+    one = call(path, body if "/models/" in path else {**body, "stream": stream})
     kind, parts = mock.answer(one)
     count = TokenCount(one.route.shape)
     reader = StreamReader(count, strip=False)
