@@ -199,6 +199,10 @@ def _shared(
             hint="let them end before another interface is used",
             grant="resources.network",
         )
+    if held is not None and held.index and look(device).index != held.index:
+        # The interface was made anew under its name, as a VPN does: the table describes one that is gone, or renamed.
+        forward(held, on=False)
+        held = None
     before = held or look(device)
     undo.callback(ended, before)
     if held is None:
@@ -319,7 +323,8 @@ def end(name: str, binary: Path, before: Before | None = None) -> None:
             _delete(route, links[name])
         if any(link.startswith(addresses.HOST_PREFIX) for link in links if link != name):
             return
-        held = before or held_table(binary)
+        # A later run has written the table again if the interface was made anew.
+        held = before if before is not None and _named(before) == before.device else held_table(binary)
         if held is not None:
             forward(held, on=False)
             # Create the table first: another program may have deleted it already, and the delete would fail.

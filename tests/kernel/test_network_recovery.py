@@ -231,3 +231,30 @@ def test_uplink_that_was_renamed_meanwhile_forwards_no_more_and_its_namesake_is_
         net.run("host", "ip", "address", "add", f"{internet.HOST6}/64", "dev", "eth0", "nodad", check=False)
         net.run("host", "ip", "-6", "route", "add", "default", "via", internet.WORLD6, check=False)
     assert net.leftovers() == []
+
+
+def test_uplink_made_anew_forwards_for_next_run_and_no_longer() -> None:
+    """A VPN takes its interface away and makes another of that name while a run lives."""
+    with internet.made() as other:
+        artefacts = sample.compiled(sample.manifest(network="full"))
+
+        def forwarding() -> str:
+            return other.run("host", "sysctl", "-n", "net.ipv4.conf.tun0.forwarding").strip()
+
+        def make() -> None:
+            other.run("host", "ip", "link", "add", "tun0", "type", "veth", "peer", "name", "far0")
+
+        make()
+        first, second = (Opened(other, artefacts) for _ in range(2))
+        first._config = second._config = Config(uplink="tun0", resolvers=(internet.RESOLVER,))
+        with first:
+            assert forwarding() == "1"
+            other.run("host", "ip", "link", "del", "tun0")
+            make()
+            assert forwarding() == "0"
+            with second:
+                assert forwarding() == "1"
+            assert forwarding() == "1"
+        assert forwarding() == "0"
+        other.run("host", "ip", "link", "del", "tun0")
+        assert other.leftovers() == []
