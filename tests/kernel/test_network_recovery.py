@@ -30,6 +30,7 @@ from tests.kernel.world import HEAD, TAIL
 from tests.unit.policy.compile import sample
 
 ROOT = Path(__file__).resolve().parents[2]
+UPLINK_TABLE = "table inet covenant_uplink"
 GRANTS = internet.entries(("api.example.com", "[80]", "tcp"), ("www.example.com", "[443]", "tls"))
 
 # A keeper that is killed between the answer and the rest.
@@ -73,12 +74,16 @@ def test_killed_supervisor_leaves_no_device_table_or_setting(networked: Networke
     command = [sys.executable, "-m", "covenant", "run", str(sleeper), "hi"]
     entered = ["nsenter", f"--net=/proc/{os.getpid()}/fd/{net.spaces['host']}", *command]
     seen: set[str] = set()
-    for after_ms in (0, 60, 1200):
+    for after_ms in (0, 60, None):  # None: once there is something to take away
         process = subprocess.Popen(entered, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 60
         while time.monotonic() < until and not any((networked.state / "runs").glob("*-*/network.json")):
             time.sleep(0.001)
-        time.sleep(after_ms / 1000)
+        if after_ms is None:
+            while time.monotonic() < until and not any(one.startswith(UPLINK_TABLE) for one in net.leftovers()):
+                time.sleep(0.05)
+        else:
+            time.sleep(after_ms / 1000)
         process.send_signal(signal.SIGKILL)
         process.wait()
         seen.update(one.split(":")[0] for one in net.leftovers())
@@ -86,7 +91,7 @@ def test_killed_supervisor_leaves_no_device_table_or_setting(networked: Networke
         assert net.leftovers() == [], after_ms
         assert leftovers(networked) == []
     # The control: there was something to take away.
-    assert "table inet covenant_uplink" in seen
+    assert UPLINK_TABLE in seen
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -113,7 +118,7 @@ def test_what_is_left_of_network_when_answer_was_given(networked: NetworkedWorld
     assert not registry.under_way(left)
     assert registry.live(runs) == []
     assert live_runs.live(runs) == []
-    assert any("table inet covenant_uplink" in one for one in net.leftovers())
+    assert any(UPLINK_TABLE in one for one in net.leftovers())
     if killed:
         used = [row for row in networked.rows() if row["kind"]["type"] == "run_ended"]
         net.within("host", lambda: Supervisor(networked.state).__enter__().__exit__())
@@ -173,7 +178,7 @@ def test_table_that_could_not_be_taken_away_is_next_start_s(
     (left,) = [path for path in runs.iterdir() if path.is_dir()]
     assert json.loads((left / "network.json").read_bytes())["left"] is True
     assert registry.live(runs) == []
-    assert "table inet covenant_uplink" in net.leftovers()
+    assert UPLINK_TABLE in net.leftovers()
     _start(networked)
     assert net.leftovers() == []
     assert leftovers(networked) == []
