@@ -17,10 +17,10 @@ from msgspec import Struct
 from covenant.wire import requests
 from policy import errors, wire_json
 from policy.signing import strict_json
+from sandbox.network.tools import revisions
+from sandbox.network.tools.revisions import Refusal
 
-PROTOCOL: Final = "2025-11-25"
-# Revisions whose `initialize`, `tools/list` and `tools/call` are those of PROTOCOL.
-SPOKEN: Final = ("2024-11-05", "2025-03-26", "2025-06-18", PROTOCOL)
+_NAME: Final = ("covenant", "1")
 _INVALID, _NO_METHOD, _BAD_PARAMS = -32600, -32601, -32602
 _ID_CHARACTERS: Final = 256
 # Fields of a request that are no argument of a tool.
@@ -43,14 +43,24 @@ TOOLS: Final[Mapping[str, tuple[str, bool, str]]] = {
 
 
 class McpCall(Struct, frozen=True):
-    """A call of a tool: the id of its message, and the request that it is."""
+    """A call of a tool: the id of its message, the request that it is, and what its result has beside its own keys."""
 
     id: str | int
     request: requests.Request
+    stamp: Mapping[str, Any]
 
 
-def take(raw: bytes) -> bytes | McpCall | None:
+class McpReply(Struct, frozen=True):
+    """A reply, and its status over HTTP."""
+
+    message: bytes
+    status: int = 200
+
+
+def take(raw: bytes, headers: Mapping[str, str] | None = None) -> McpReply | McpCall | None:
     """Return the reply to a message, the request to ask for, or None where the message has no reply.
+
+    ``headers`` are those of MCP over HTTP, by names in lower case; None over stdio.
 
     Raises:
         errors.MalformedRequestError: it is no message: HTTP answers with status 400, stdio with ``malformed``.
@@ -70,8 +80,20 @@ def take(raw: bytes) -> bytes | McpCall | None:
         return None
     if isinstance(number, bool) or not isinstance(number, str | int) or len(str(number)) > _ID_CHARACTERS:
         raise errors.MalformedRequestError("an id is a string or a whole number")
+    alone = revisions.stands_alone(method, params, headers)
+    if isinstance(alone, Refusal):
+        return _refusal(number, alone)
+    stamp = revisions.stamp(*_NAME) if alone else {}
     if method == "tools/call":
-        return _asked(number, params)
+        return _asked(number, params, stamp)
+    if not alone:
+        return McpReply(_own(number, method, params))
+    result = revisions.own_result(method, stamp, _listed())
+    return _refusal(number, result) if isinstance(result, Refusal) else McpReply(reply(number, result))
+
+
+def _own(number: str | int, method: str, params: Mapping[str, Any]) -> bytes:
+    """Answer a request of a revision with `initialize`."""
     if method == "initialize":
         return reply(number, _about(params))
     if method == "tools/list":
@@ -84,11 +106,12 @@ def take(raw: bytes) -> bytes | McpCall | None:
 def answer(asked: McpCall, document: Mapping[str, Any]) -> bytes:
     """Return the reply to a call: the response of the wire, which may be an error."""
     if document.get("kind") == "tool_result":
-        return reply(asked.id, {"content": document["content"], "isError": document["is_error"]})
+        return reply(asked.id, {"content": document["content"], "isError": document["is_error"], **asked.stamp})
     is_error = document.get("kind") in ("error", "stream_error")
     text = json.dumps(document, ensure_ascii=False)
     structured = {} if is_error else {"structuredContent": document}
-    return reply(asked.id, {"content": [{"type": "text", "text": text}], "isError": is_error, **structured})
+    content = [{"type": "text", "text": text}]
+    return reply(asked.id, {"content": content, "isError": is_error, **structured, **asked.stamp})
 
 
 def malformed(error: errors.MalformedRequestError) -> bytes:
@@ -102,32 +125,37 @@ def reply(number: str | int, result: Mapping[str, Any]) -> bytes:
 
 
 def _about(params: Mapping[str, Any]) -> dict[str, Any]:
-    asked = params.get("protocolVersion")
+    name, version = _NAME
     return {
-        "protocolVersion": asked if asked in SPOKEN else PROTOCOL,
+        "protocolVersion": revisions.negotiated(params.get("protocolVersion")),
         "capabilities": {"tools": {}},
-        "serverInfo": {"name": "covenant", "version": "1"},
+        "serverInfo": {"name": name, "version": version},
     }
 
 
-def _asked(number: str | int, params: Mapping[str, Any]) -> bytes | McpCall:
+def _asked(number: str | int, params: Mapping[str, Any], stamp: Mapping[str, Any]) -> McpReply | McpCall:
     name, arguments = params.get("name"), params.get("arguments", {})
     if not isinstance(name, str) or name not in TOOLS:
-        return _error(number, _BAD_PARAMS, f"there is no tool `{strict_json.shown(str(name))}`")
+        return McpReply(_error(number, _BAD_PARAMS, f"there is no tool `{strict_json.shown(str(name))}`"))
     kind = TOOLS[name][0]
     known = requests.KINDS[kind].model_fields.keys() - _UNSAID
     if not isinstance(arguments, dict) or (extra := sorted(arguments.keys() - known)):
         said = f"unknown argument `{strict_json.shown(extra[0])}`" if isinstance(arguments, dict) else "no object"
-        return _refused(number, f"the arguments of `{name}`: {said}")
+        return _refused(number, f"the arguments of `{name}`: {said}", stamp)
     try:
-        return McpCall(number, requests.parse(json.dumps({**arguments, "kind": kind}).encode()))
+        return McpCall(number, requests.parse(json.dumps({**arguments, "kind": kind}).encode()), stamp)
     except errors.MalformedRequestError as e:
-        return _refused(number, f"the arguments of `{name}`: {e.message}")
+        return _refused(number, f"the arguments of `{name}`: {e.message}", stamp)
 
 
-def _refused(number: str | int, message: str) -> bytes:
+def _refused(number: str | int, message: str, stamp: Mapping[str, Any]) -> McpReply:
     """An error of the tool, which a model reads and mends."""
-    return reply(number, {"content": [{"type": "text", "text": message}], "isError": True})
+    return McpReply(reply(number, {"content": [{"type": "text", "text": message}], "isError": True, **stamp}))
+
+
+def _refusal(number: str | int, refusal: Refusal) -> McpReply:
+    status = 404 if refusal.code == revisions.NO_METHOD else 400
+    return McpReply(_message({"id": number, "error": refusal.error()}), status)
 
 
 @functools.cache

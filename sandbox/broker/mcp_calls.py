@@ -62,7 +62,7 @@ class McpCalls:
             self._number = (self._number + 1) & wire.BROKERS - 1
             self._calls[self._number] = call
             name = alias.encode()
-            self._out += wire.REQUEST.pack(self._number, wire.MESSAGE, len(name), len(raw)) + name + raw
+            self._out += wire.REQUEST.pack(self._number, wire.MESSAGE, len(name), 0, len(raw)) + name + raw
             self._flush()
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ class Line:
     def put(self, raw: bytes, alias: str = "") -> int:
         self.played.number += 1
         name = alias.encode()
-        head = wire.REQUEST.pack(self.played.number, wire.MESSAGE, len(name), len(raw))
+        head = wire.REQUEST.pack(self.played.number, wire.MESSAGE, len(name), 0, len(raw))
         left = memoryview(head + name + raw)
         while left:
             try:

@@ -300,15 +300,14 @@ class HttpGateway:
 
     async def _mcp(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         """Answer one message of MCP (streamable HTTP without sessions or streams)."""
-        version = request.headers.get("MCP-Protocol-Version", mcp_server.PROTOCOL)
-        if version not in mcp_server.SPOKEN:
-            raise errors.HttpRefusedError("no such revision of MCP", hint=", ".join(mcp_server.SPOKEN), status=400)
+        given = request.headers
+        headers = {one.lower(): ", ".join(given.getall(one)) for one in given if one.lower().startswith("mcp-")}
         body = await self._body(request) if request.body_exists else b""
-        found = await anyio.to_thread.run_sync(mcp_server.take, body)
+        found = await anyio.to_thread.run_sync(mcp_server.take, body, headers)
         if found is None:
             return web.Response(status=202)
-        if isinstance(found, bytes):
-            return web.Response(body=found, content_type=JSON)
+        if isinstance(found, mcp_server.McpReply):
+            return web.Response(body=found.message, status=found.status, content_type=JSON)
         document = json.loads((await self.server.respond(caller, found.request)).to_bytes())
         return web.Response(body=mcp_server.answer(found, document), content_type=JSON)
 

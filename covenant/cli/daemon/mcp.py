@@ -44,8 +44,8 @@ def _reply(daemon: Client, line: bytes) -> bytes:
         found = mcp_server.take(line)
     except errors.MalformedRequestError as e:
         return mcp_server.malformed(e)
-    if isinstance(found, bytes):
-        return found
+    if isinstance(found, mcp_server.McpReply):
+        return found.message
     return b"" if found is None else mcp_server.answer(found, _asked(daemon, found))
 
 

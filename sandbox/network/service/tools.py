@@ -6,6 +6,7 @@ The gate reads the frame of a request and passes its body on to the tool gate, w
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeAlias
@@ -18,16 +19,16 @@ from sandbox.network.tools import wire
 
 NAME: Final = "tools.covenant"
 ORIGINS: Final = (f"http://{NAME}", f"http://{NAME}:80")
-# Revisions whose messages are those of the tool gate (sandbox.network.tools.mcp_session).
-SPOKEN: Final = frozenset({"2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"})
 _PATH: Final = re.compile(r"/mcp(?:/([a-z0-9_-]{1,64}))?")
 _JSON: Final = "application/json"
+_STATUSES: Final = {wire.ANSWER: 200, wire.MALFORMED: 400, wire.NO_METHOD: 404}
 
 
 class ToolMessage(NamedTuple):
-    """A message of MCP to the server of an alias, or to the whole where the alias is empty."""
+    """A message of MCP to the server of an alias, or to the whole where the alias is empty, and its headers as JSON."""
 
     alias: str
+    headers: bytes
     message: bytes
 
 
@@ -41,11 +42,12 @@ def tool_line(fd: int) -> ToolLine:
 
 def _call(number: int, call: ToolMessage) -> bytes:
     name = call.alias.encode()
-    return wire.REQUEST.pack(number, wire.MESSAGE, len(name), len(call.message)) + name + call.message
+    head = wire.REQUEST.pack(number, wire.MESSAGE, len(name), len(call.headers), len(call.message))
+    return head + name + call.headers + call.message
 
 
 def _cancel(number: int) -> bytes:
-    return wire.REQUEST.pack(number, wire.CANCEL, 0, 0)
+    return wire.REQUEST.pack(number, wire.CANCEL, 0, 0, 0)
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, tuple[int, bytes]]:
@@ -75,12 +77,12 @@ class ToolEndpoint:
         body = await self._body(request)
         if len(body) > wire.MESSAGE_BYTES:
             raise RefusedError(413, "frame_refused", f"a message has at most {wire.MESSAGE_BYTES} bytes")
-        said, reply = await self._line.ask(ToolMessage(found[1] or "", body))
+        said, reply = await self._line.ask(ToolMessage(found[1] or "", _headers(request), body))
         if said == wire.UNKNOWN:
             raise RefusedError(404, "path_refused", "tools.json has no server of this alias")
         if said == wire.NOTHING:
             return web.Response(status=202)
-        return web.Response(status=400 if said == wire.MALFORMED else 200, body=reply, content_type=_JSON)
+        return web.Response(status=_STATUSES[said], body=reply, content_type=_JSON)
 
     def _check(self, request: web.BaseRequest) -> None:
         origins = request.headers.getall("Origin", [])
@@ -88,6 +90,17 @@ class ToolEndpoint:
             raise RefusedError(403, "frame_refused", "the origin is another page")
         if request.content_type != _JSON:
             raise RefusedError(415, "frame_refused", f"a message is {_JSON}")
-        versions = request.headers.getall("MCP-Protocol-Version", [])
-        if any(one not in SPOKEN for one in versions) or len(versions) > 1:
-            raise RefusedError(400, "frame_refused", f"revisions of MCP are {', '.join(sorted(SPOKEN))}")
+
+
+def _headers(request: web.BaseRequest) -> bytes:
+    """Return the headers that a revision of MCP names. The tool gate compares them with the message."""
+    found: dict[str, str] = {}
+    for name, value in request.headers.items():
+        if (key := name.lower()).startswith("mcp-"):
+            if key in found:
+                raise RefusedError(400, "frame_refused", f"the header {name} is given twice")
+            found[key] = value
+    raw = json.dumps(found).encode()
+    if len(raw) > wire.HEADER_BYTES:
+        raise RefusedError(431, "frame_refused", f"headers of MCP have at most {wire.HEADER_BYTES} bytes")
+    return raw

@@ -16,9 +16,10 @@ from msgspec import Struct, structs
 from policy import errors, wire_json
 from policy.manifest import text
 from policy.manifest.tools.document import Server, ToolManifest
-from sandbox.network.tools import mcp_session, spawn_tool, wire
+from sandbox.network.tools import revisions, spawn_tool, wire
 from sandbox.network.tools.guard import ToolGuard
 from sandbox.network.tools.proxy import Output, ToolProxy, refused_result
+from sandbox.network.tools.revisions import Refusal
 from sandbox.rate_limit import Tokens
 
 SEPARATOR: Final = "__"
@@ -49,9 +50,17 @@ class _Place(Struct, frozen=True):
     name: str
 
 
+class Asked(Struct, frozen=True):
+    """A request of a client: its id, what its result has beside its own keys, and its headers where they count."""
+
+    ident: str | int
+    stamp: Mapping[str, Any]
+    headers: Mapping[str, str] | None
+
+
 class _HeldCall(Struct, frozen=True):
     place: _Place
-    ident: str | int
+    asked: Asked
     uri: str
     arguments: dict[str, Any]
 
@@ -66,7 +75,7 @@ class ToolDesk:
         self, guard: ToolGuard, tools: ToolManifest, *, clock: Callable[[], float], spawns: bool = False
     ) -> None:
         self._spawns = spawns
-        self._children: dict[int, str | int] = {}
+        self._children: dict[int, Asked] = {}
         self._guard, self._tools, self._clock = guard, tools, clock
         self._servers = {one.alias: one for one in tools.servers}
         self._places = {
@@ -82,8 +91,11 @@ class ToolDesk:
 
     # --- clients --------------------------------------------------------------------------------------
 
-    def take(self, number: int, alias: str, raw: bytes) -> Effects:
-        """Take a message of a client, at the path of one server or, with an empty ``alias``, of all."""
+    def take(self, number: int, alias: str, raw: bytes, headers: Mapping[str, str] | None = None) -> Effects:
+        """Take a message of a client, at the path of one server or, with an empty ``alias``, of all.
+
+        ``headers`` are those of MCP, for a message over HTTP.
+        """
         if alias and alias not in self._servers:
             return _reply(number, wire.UNKNOWN, b"")
         try:
@@ -99,18 +111,30 @@ class ToolDesk:
         if not isinstance(ident, str | int) or isinstance(ident, bool) or not isinstance(params, dict):
             said = "a request has an id and parameters by name"
             return _reply(number, wire.MALFORMED, _error(None, _INVALID, said))
+        alone = revisions.stands_alone(method, params, headers)
+        if isinstance(alone, Refusal):
+            return _refusal(number, ident, alone)
+        stamp = revisions.stamp(*self._name(alias)) if alone else {}
         if method == "tools/call":
-            return self._call(number, alias, ident, params)
-        return _reply(number, wire.ANSWER, self._own(method, alias, ident, params))
+            return self._call(number, alias, Asked(ident, stamp, headers if alone else None), params)
+        if not alone:
+            return _reply(number, wire.ANSWER, self._own(method, alias, ident, params))
+        result = revisions.own_result(method, stamp, list(self._listed(alias)))
+        if isinstance(result, Refusal):
+            return _refusal(number, ident, result)
+        return _reply(number, wire.ANSWER, _message({"id": ident, "result": result}))
+
+    def _name(self, alias: str) -> tuple[str, str]:
+        return (alias, self._servers[alias].version) if alias else ("covenant", "1")
 
     def _own(self, method: str, alias: str, ident: str | int, params: Mapping[str, Any]) -> bytes:
-        """Answer what needs no server."""
+        """Answer what needs no server, in a revision with ``initialize``."""
         if method == "initialize":
-            asked = params.get("protocolVersion")
+            name, version = self._name(alias)
             about: dict[str, Any] = {
-                "protocolVersion": asked if mcp_session.is_spoken(asked) else mcp_session.PROTOCOL,
+                "protocolVersion": revisions.negotiated(params.get("protocolVersion")),
                 "capabilities": {"tools": {}},
-                "serverInfo": {"name": alias or "covenant", "version": self._servers[alias].version if alias else "1"},
+                "serverInfo": {"name": name, "version": version},
             }
             return _message({"id": ident, "result": about})
         if method == "ping":
@@ -128,19 +152,24 @@ class ToolDesk:
                     name = tool.name if alias else f"{one.alias}{SEPARATOR}{tool.name}"
                     yield {"name": name, "description": tool.description, "inputSchema": tool.input_schema}
 
-    def _call(self, number: int, alias: str, ident: str | int, params: Mapping[str, Any]) -> Effects:
+    def _call(self, number: int, alias: str, asked: Asked, params: Mapping[str, Any]) -> Effects:
+        ident = asked.ident
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             said = "a call has a name and arguments by name"
             return _reply(number, wire.ANSWER, _error(ident, _BAD_PARAMS, said))
         if self._spawns and not alias and name == spawn_tool.NAME:
-            return self._spawn(number, ident, arguments)
+            return self._spawn(number, asked, arguments)
         place = _Place(self._servers[alias], name) if alias else self._places.get(name)
         if place is None:
             said = f"there is no tool {text.quote(name)}"
             return _reply(number, wire.ANSWER, _error(ident, _BAD_PARAMS, said))
         uri = f"matrix://tool/mcp/{place.server.alias}/{place.name}@{place.server.version}"
-        held = _HeldCall(place, ident, uri, arguments)
+        tool = next((one for one in place.server.tools if one.name == place.name), None)
+        wrong = revisions.check_arguments(tool and tool.input_schema, arguments, asked.headers)
+        if wrong is not None:
+            return _refusal(number, ident, wrong)
+        held = _HeldCall(place, asked, uri, arguments)
         return self._hold(number, held) if self._guard.asks(uri) else self._make(number, held)
 
     def _hold(self, number: int, held: _HeldCall) -> Effects:
@@ -150,7 +179,7 @@ class ToolDesk:
             if len(self._held) >= wire.HELD_CALLS:
                 raise self._guard.unapproved(held.uri, held.arguments)
         except (errors.ToolDeniedError, errors.ToolArgumentsError, errors.UsageError) as e:
-            return _reply(number, wire.ANSWER, _message({"id": held.ident, **_refused(e)}))
+            return _result(number, held.asked, refused_result(e))
         self._held[number] = held
         return Effects(questions=[{"number": number, **question}])
 
@@ -161,35 +190,34 @@ class ToolDesk:
             return Effects()
         if granted:
             return self._make(number, held, approved=True)
-        refused = _refused(self._guard.unapproved(held.uri, held.arguments))
-        return _reply(number, wire.ANSWER, _message({"id": held.ident, **refused}))
+        return _result(number, held.asked, refused_result(self._guard.unapproved(held.uri, held.arguments)))
 
     def _make(self, number: int, held: _HeldCall, *, approved: bool = False) -> Effects:
         effects, server = Effects(), held.place.server
-        self._open[number] = server.alias, json.dumps(held.ident).encode()
+        self._open[number] = server.alias, json.dumps(held.asked.ident).encode()
         proxy = self._proxies.get(server.alias)
         if proxy is None:
             proxy = self._proxies[server.alias] = ToolProxy(self._guard, self._tools, server, clock=self._clock)
-        out = proxy.call(number, held.place.name, held.arguments, approved=approved)
+        stamp = held.asked.stamp
+        out = proxy.call(number, held.place.name, held.arguments, approved=approved, stamp=stamp)
         self._put(server.alias, out, effects)
         if proxy.waits and server.alias not in self._running:
             self._start(server.alias, proxy, effects)
         return effects
 
-    def _spawn(self, number: int, ident: str | int, arguments: Mapping[str, Any]) -> Effects:
+    def _spawn(self, number: int, asked: Asked, arguments: Mapping[str, Any]) -> Effects:
         wrong = spawn_tool.check(arguments)
         if wrong or len(self._children) >= CHILDREN:
             said = wrong or f"at most {CHILDREN} children are waited for at one time"
-            return _reply(number, wire.ANSWER, _message({"id": ident, "result": spawn_tool.failed(said)}))
-        self._children[number] = ident
+            return _result(number, asked, spawn_tool.failed(said))
+        self._children[number] = asked
         return Effects(children=[(number, json.dumps(arguments).encode())])
 
     def child_ended(self, number: int, raw: bytes) -> Effects:
         """Answer the call that started a child. Nothing where its client gave up."""
-        if (ident := self._children.pop(number, None)) is None:
+        if (asked := self._children.pop(number, None)) is None:
             return Effects()
-        result = spawn_tool.result(json.loads(raw))
-        return _reply(number, wire.ANSWER, _message({"id": ident, "result": result}))
+        return _result(number, asked, spawn_tool.result(json.loads(raw)))
 
     def _start(self, alias: str, proxy: ToolProxy, effects: Effects) -> None:
         """Start a server, which a call that was allowed waits for."""
@@ -215,8 +243,8 @@ class ToolDesk:
         """End the call whose id a notification names. Ids are of the whole agent: one of two calls ends neither."""
         wanted = json.dumps(params.get("requestId")).encode() if isinstance(params, dict) else b""
         idents = {number: ident for number, (_, ident) in self._open.items()}
-        idents |= {number: json.dumps(ident).encode() for number, ident in self._children.items()}
-        idents |= {number: json.dumps(held.ident).encode() for number, held in self._held.items()}
+        idents |= {number: json.dumps(asked.ident).encode() for number, asked in self._children.items()}
+        idents |= {number: json.dumps(held.asked.ident).encode() for number, held in self._held.items()}
         found = [number for number, ident in idents.items() if ident == wanted]
         if len(found) != 1:
             return effects
@@ -295,8 +323,13 @@ def _error(ident: str | int | None, code: int, said: str) -> bytes:
     return _message({"id": ident, "error": {"code": code, "message": said}})
 
 
-def _refused(error: errors.CovenantError) -> dict[str, Any]:
-    return {"result": refused_result(error)}
+def _result(number: int, asked: Asked, result: Mapping[str, Any]) -> Effects:
+    return _reply(number, wire.ANSWER, _message({"id": asked.ident, "result": {**result, **asked.stamp}}))
+
+
+def _refusal(number: int, ident: str | int, refusal: Refusal) -> Effects:
+    said = wire.NO_METHOD if refusal.code == revisions.NO_METHOD else wire.MALFORMED
+    return _reply(number, said, _message({"id": ident, "error": refusal.error()}))
 
 
 def _message(message: Mapping[str, Any]) -> bytes:

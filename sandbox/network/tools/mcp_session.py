@@ -1,7 +1,8 @@
 """The client's side of an MCP session over stdio, as a state machine: lines of the server in, lines for it out.
 
 Messages are JSON-RPC 2.0, one a line (Model Context Protocol, transport `stdio`). The session initializes, lists the
-server's tools page by page, and calls at most one. Other requests of a server (sampling, roots) are refused.
+server's tools page by page, and calls at most one. Other requests of a server (sampling, roots) are refused. A server
+that refuses ``initialize`` is asked as one that speaks revision 2026-07-28 alone.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ from msgspec import Struct
 from policy import errors, wire_json
 from policy.manifest import text
 from policy.manifest.tools.advertised import AdvertisedTool
+from sandbox.network.tools import revisions
 
-PROTOCOL: Final = "2025-06-18"
-# Revisions whose `initialize`, `tools/list` and `tools/call` are those of PROTOCOL.
-SPOKEN: Final = frozenset({"2024-11-05", "2025-03-26", PROTOCOL, "2025-11-25"})
+PROTOCOL: Final = revisions.EARLIER[-1]
 LINE_BYTES: Final = 4 * 1024 * 1024
 TOOLS: Final = 1_000
 PAGES: Final = 100
@@ -48,12 +48,16 @@ class McpSession:
         approve: Callable[[Sequence[AdvertisedTool]], None] = lambda tools: None,
         *,
         first: int = 0,
+        alone: bool = False,
     ) -> None:
         self._call, self._approve = call, approve
         self._expected = "initialize"
         self._number = first
         self._pages = 0
         self._lines = 0
+        self._refused: errors.ToolServerError | None = None
+        # Whether the server speaks 2026-07-28, where each request stands alone, and tells of changes of its list.
+        self.alone, self.is_changing = alone, False
         self.done = False
         self.is_called = False
         self.result_bytes = 0
@@ -86,7 +90,11 @@ class McpSession:
         if message.get("id") != self._number:
             return b""  # an answer to nothing that waits
         if "error" in message:
-            raise _wrong(f"it refused `{self._expected}`: {text.quote(error_of(message['error']))}")
+            refused = _wrong(f"it refused `{self._expected}`: {text.quote(error_of(message['error']))}")
+            if self._expected == "initialize":
+                self._refused, self.alone = refused, True
+                return self._request(revisions.DISCOVER)
+            raise self._refused if self._refused and self._expected == revisions.DISCOVER else refused
         result = message.get("result")
         if not isinstance(result, dict):
             raise _wrong(f"its answer to `{self._expected}` has no result")
@@ -96,11 +104,18 @@ class McpSession:
     def _answered(self, result: dict[str, Any]) -> bytes:
         if self._expected == "initialize":
             if not is_spoken(result.get("protocolVersion")):
-                spoken = ", ".join(sorted(SPOKEN))
+                spoken = ", ".join(revisions.EARLIER)
                 raise _wrong(
                     f"it speaks revision {text.quote(str(result.get('protocolVersion')))} of MCP, not {spoken}"
                 )
             return _line({"method": "notifications/initialized"}) + self._request("tools/list")
+        if self._expected == revisions.DISCOVER:
+            versions, offers = result.get("supportedVersions"), result.get("capabilities")
+            if not isinstance(versions, list) or revisions.NEWEST not in versions:
+                raise _wrong(f"it speaks none of the revisions {', '.join(revisions.SPOKEN)} of MCP")
+            tools = offers.get("tools") if isinstance(offers, dict) else None
+            self.is_changing = isinstance(tools, dict) and tools.get("listChanged") is True
+            return self._request("tools/list")
         if self._expected == "tools/list":
             return self._listed(result)
         self.result, self.done = result, True
@@ -131,12 +146,14 @@ class McpSession:
     def _request(self, method: str, **params: Any) -> bytes:
         self._number += 1
         self._expected = method
+        if self.alone:
+            params["_meta"] = revisions.meta()
         return _line({"id": self._number, "method": method, "params": params})
 
 
 def is_spoken(revision: Any) -> bool:
-    """Whether a revision, which may be any value of JSON, is one of SPOKEN."""
-    return isinstance(revision, str) and revision in SPOKEN
+    """Whether a revision, which may be any value of JSON, is one of those with an ``initialize``."""
+    return isinstance(revision, str) and revision in revisions.EARLIER
 
 
 def read(line: bytes) -> dict[str, Any] | None:

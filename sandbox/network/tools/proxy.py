@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy import errors, wire_json
 from policy.manifest import text
 from policy.manifest.tools import advertised
 from policy.manifest.tools.document import Server, ToolManifest
-from sandbox.network.tools import mcp_session
+from sandbox.network.tools import mcp_session, revisions
 from sandbox.network.tools.guard import AllowedCall, ToolGuard
 from sandbox.network.tools.mcp_session import McpSession
+from sandbox.network.tools.revisions import Refusal
 
 # Calls at one time, and messages of the server that answer nothing, in one session.
 CALLS: Final = 64
 UNASKED: Final = 10_000
 # The time of a server to start and to list its tools, in which calls wait.
 LIST_SECONDS: Final = 60.0
+_NO_STAMP: Final[Mapping[str, Any]] = MappingProxyType({})
 _PARSE, _INVALID, _NO_METHOD, _BAD_PARAMS = -32700, -32600, -32601, -32602
 
 
@@ -40,6 +43,8 @@ class _Pending(Struct, frozen=True):
     call: AllowedCall
     client_id: Any
     until: float
+    # What the result has beside its own keys.
+    stamp: Mapping[str, Any]
 
 
 class ToolProxy:
@@ -53,6 +58,7 @@ class ToolProxy:
         self._waiting: list[_Pending] = []
         self._pending: dict[int, _Pending] = {}
         self._number = mcp_session.FIRST_CALL
+        self._alone = False
         self._unasked = 0
 
     def start(self) -> Output:
@@ -80,14 +86,12 @@ class ToolProxy:
         for number, one in list(self._pending.items()):
             if one.until <= now:
                 del self._pending[number]
-                out.client += _tool_error(one.client_id, self._guard.late(one.call))
+                out.client += _tool_error(one, self._guard.late(one.call))
                 out.server += _message({"method": "notifications/cancelled", "params": {"requestId": number}})
         for one in [one for one in self._waiting if one.until <= now]:
             self._waiting.remove(one)
             self._guard.failed(one.call, "no_list")
-            out.client += _tool_error(
-                one.client_id, errors.ToolServerError("the server did not list its tools in time")
-            )
+            out.client += _tool_error(one, errors.ToolServerError("the server did not list its tools in time"))
         return out
 
     def ended(self) -> Output:
@@ -95,7 +99,7 @@ class ToolProxy:
         out = Output()
         for one in (*self._waiting, *self._pending.values()):
             self._guard.failed(one.call, "server_ended")
-            out.client += _tool_error(one.client_id, errors.ToolServerError(f"the server of `{one.call.uri}` ended"))
+            out.client += _tool_error(one, errors.ToolServerError(f"the server of `{one.call.uri}` ended"))
         self._waiting.clear()
         self._pending.clear()
         self._guard.close()
@@ -119,6 +123,11 @@ class ToolProxy:
             return self._cancelled(params) if method == "notifications/cancelled" else Output()
         if not isinstance(number, str | int) or isinstance(number, bool) or not isinstance(params, dict):
             return Output(_error(None, _INVALID, "a request has an id and parameters by name"))
+        alone = revisions.stands_alone(method, params, None)
+        if isinstance(alone, Refusal):
+            return Output(_message({"id": number, "error": alone.error()}))
+        if alone:
+            return self._stands_alone(number, method, params)
         if method == "initialize":
             return Output(_result(number, self._about(params)))
         if method == "ping":
@@ -126,13 +135,21 @@ class ToolProxy:
         if method == "tools/list":
             return Output(_result(number, {"tools": self._tools_of_client()}))
         if method == "tools/call":
-            return self._call(number, params)
+            return self._call(number, params, {})
         return Output(_error(number, _NO_METHOD, f"there is no method {text.quote(method)}"))
 
+    def _stands_alone(self, number: Any, method: str, params: Mapping[str, Any]) -> Output:
+        stamp = revisions.stamp(self._server.alias, self._server.version)
+        if method == "tools/call":
+            return self._call(number, params, stamp)
+        result = revisions.own_result(method, stamp, self._tools_of_client())
+        if isinstance(result, Refusal):
+            return Output(_message({"id": number, "error": result.error()}))
+        return Output(_result(number, result))
+
     def _about(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        asked = params.get("protocolVersion")
         return {
-            "protocolVersion": asked if mcp_session.is_spoken(asked) else mcp_session.PROTOCOL,
+            "protocolVersion": revisions.negotiated(params.get("protocolVersion")),
             "capabilities": {"tools": {}},
             "serverInfo": {"name": self._server.alias, "version": self._server.version},
         }
@@ -144,33 +161,48 @@ class ToolProxy:
             if self._guard.allows(str(self._server.uri(tool)))
         ]
 
-    def _call(self, number: Any, params: Mapping[str, Any]) -> Output:
+    def _call(self, number: Any, params: Mapping[str, Any], stamp: Mapping[str, Any]) -> Output:
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return Output(_error(number, _BAD_PARAMS, "a call has a name and arguments by name"))
-        return self.call(number, name, arguments)
+        return self.call(number, name, arguments, stamp=stamp)
 
-    def call(self, number: Any, name: str, arguments: dict[str, Any], *, approved: bool = False) -> Output:
-        """Take a call of a client, whose id is ``number``. ``approved``: an operator let it pass."""
+    def call(
+        self,
+        number: Any,
+        name: str,
+        arguments: dict[str, Any],
+        *,
+        approved: bool = False,
+        stamp: Mapping[str, Any] = _NO_STAMP,
+    ) -> Output:
+        """Take a call of a client, whose id is ``number``. ``approved``: an operator let it pass.
+
+        ``stamp`` is what its result has beside its own keys.
+        """
         taken = [one.client_id for one in (*self._waiting, *self._pending.values())]
         if number in taken or len(taken) >= CALLS:
             return Output(_error(number, _INVALID, f"its id is that of another call, or there are {CALLS} calls"))
         if self._drift is not None:
-            return Output(_tool_error(number, self._drift))
+            return Output(_result(number, {**refused_result(self._drift), **stamp}))
         uri = f"matrix://tool/mcp/{self._server.alias}/{name}@{self._server.version}"
         try:
             call = self._guard.check(uri, arguments, approved=approved)
         except (errors.ToolDeniedError, errors.ToolArgumentsError, errors.UsageError) as e:
-            return Output(_tool_error(number, e))
+            return Output(_result(number, {**refused_result(e), **stamp}))
+        one = _Pending(call, number, self._clock() + LIST_SECONDS, stamp)
         if self._listing is not None:
-            self._waiting.append(_Pending(call, number, self._clock() + LIST_SECONDS))
+            self._waiting.append(one)
             return Output()
-        return Output(server=self._send(number, call))
+        return Output(server=self._send(one))
 
-    def _send(self, client_id: Any, call: AllowedCall) -> bytes:
+    def _send(self, one: _Pending) -> bytes:
         self._number += 1
-        self._pending[self._number] = _Pending(call, client_id, self._clock() + call.seconds)
+        call = one.call
+        self._pending[self._number] = structs.replace(one, until=self._clock() + call.seconds)
         params = {"name": call.tool.name, "arguments": dict(call.arguments)}
+        if self._alone:
+            params["_meta"] = revisions.meta()
         return _message({"id": self._number, "method": "tools/call", "params": params})
 
     def _cancelled(self, params: Any) -> Output:
@@ -215,8 +247,14 @@ class ToolProxy:
             return self._relist()
         return Output(server=mcp_session.refusal(message) if "method" in message else b"")
 
+    def _listen(self) -> bytes:
+        """Ask a server of revision 2026-07-28 to tell of changes of its list, which the others do unasked."""
+        self._number += 1
+        params = {"notifications": {"toolsListChanged": True}, "_meta": revisions.meta()}
+        return _message({"id": self._number, "method": "subscriptions/listen", "params": params})
+
     def _relist(self) -> Output:
-        self._listing = McpSession(first=self._number + 1)
+        self._listing = McpSession(first=self._number + 1, alone=self._alone)
         self._number += mcp_session.PAGES + 1
         return Output(server=self._listing.list_again())
 
@@ -227,8 +265,10 @@ class ToolProxy:
         out = Output(server=self._listing.take(line))
         if not self._listing.done:
             return out
-        found, self._listing = self._listing.tools, None
-        self._drift = None
+        found, self._alone = self._listing.tools, self._listing.alone
+        if self._listing.is_changing:
+            out.server += self._listen()
+        self._listing, self._drift = None, None
         for finding in advertised.compare(self._tools, self._server, found):
             self._drift = errors.ToolServerError(finding.message, hint=finding.hint)
             break
@@ -236,9 +276,9 @@ class ToolProxy:
         for one in waiting:
             if self._drift is not None:
                 self._guard.failed(one.call, "drift")
-                out.client += _tool_error(one.client_id, self._drift)
+                out.client += _tool_error(one, self._drift)
             else:
-                out.server += self._send(one.client_id, one.call)
+                out.server += self._send(one)
         if self._changed:
             self._changed = False
             self._unasked += 1
@@ -249,11 +289,12 @@ class ToolProxy:
         if "error" in message:
             self._guard.failed(one.call, "server_error")
             said = text.visible(mcp_session.error_of(message["error"]), 1024)
-            return Output(_tool_error(one.client_id, errors.ToolServerError(f"the server refused the call: {said}")))
+            return Output(_tool_error(one, errors.ToolServerError(f"the server refused the call: {said}")))
         try:
-            return Output(_result(one.client_id, self._guard.answered(one.call, message.get("result"), size)))
+            result = self._guard.answered(one.call, message.get("result"), size)
         except (errors.ToolDeniedError, errors.ToolServerError) as e:
-            return Output(_tool_error(one.client_id, e))
+            return Output(_tool_error(one, e))
+        return Output(_result(one.client_id, {**result, **one.stamp}))
 
 
 def refused_result(error: errors.CovenantError) -> dict[str, Any]:
@@ -262,8 +303,8 @@ def refused_result(error: errors.CovenantError) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": said}], "isError": True}
 
 
-def _tool_error(number: Any, error: errors.CovenantError) -> bytes:
-    return _result(number, refused_result(error))
+def _tool_error(one: _Pending, error: errors.CovenantError) -> bytes:
+    return _result(one.client_id, {**refused_result(error), **one.stamp})
 
 
 def _result(number: Any, result: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from policy import errors
 from policy.grants import restore
@@ -106,6 +106,16 @@ class ServerPipes:
             self.tell(IDLE)
 
 
+class Request(NamedTuple):
+    """A request of a line. ``headers`` are those of MCP over HTTP, None from the broker."""
+
+    number: int
+    kind: int
+    alias: str
+    headers: dict[str, str] | None
+    message: bytes
+
+
 class RequestLine:
     """A line of requests, that of the service gate or that of the broker, whose numbers in the desk begin at ``first``.
 
@@ -117,25 +127,28 @@ class RequestLine:
         self.fd, self.first, self.out = fd, first, Writer(fd)
         self._in = bytearray()
 
-    def take(self, data: bytes) -> Iterator[tuple[int, int, str, bytes]]:
-        """Take what came, and yield the whole frames: number, kind, alias and message.
+    def take(self, data: bytes) -> Iterator[Request]:
+        """Take what came, and yield the whole requests.
 
         Raises:
             SystemExit: a frame is none of an honest process.
         """
         self._in += data
         while len(self._in) >= wire.REQUEST.size:
-            number, kind, alias_bytes, size = wire.REQUEST.unpack_from(self._in)
-            wrong = alias_bytes > wire.ALIAS_BYTES or size > wire.MESSAGE_BYTES or number >= wire.BROKERS
+            number, kind, alias_bytes, header_bytes, size = wire.REQUEST.unpack_from(self._in)
+            wrong = alias_bytes > wire.ALIAS_BYTES or header_bytes > wire.HEADER_BYTES
+            wrong = wrong or size > wire.MESSAGE_BYTES or number >= wire.BROKERS
             if wrong or kind not in (wire.MESSAGE, wire.CANCEL):
                 raise SystemExit("a line asks what it may not")
-            at = wire.REQUEST.size + alias_bytes
+            head = wire.REQUEST.size + alias_bytes
+            at = head + header_bytes
             if len(self._in) < at + size:
                 return
-            alias = self._in[wire.REQUEST.size : at].decode("ascii", "replace")
+            alias = self._in[wire.REQUEST.size : head].decode("ascii", "replace")
+            headers = json.loads(self._in[head:at]) if header_bytes else None
             message = bytes(self._in[at : at + size])
             del self._in[: at + size]
-            yield number + self.first, kind, alias, message
+            yield Request(number + self.first, kind, alias, headers, message)
 
 
 class ToolLoop:
@@ -230,8 +243,11 @@ class ToolLoop:
             raise SystemExit("the service gate or the broker is gone")
         # INVARIANT: the rows of these calls before their lines. All wait for one sync of the log.
         wanted = []
-        for number, kind, alias, message in line.take(data):
-            wanted.append(self._desk.cancel(number) if kind == wire.CANCEL else self._desk.take(number, alias, message))
+        for asked in line.take(data):
+            if asked.kind == wire.CANCEL:
+                wanted.append(self._desk.cancel(asked.number))
+            else:
+                wanted.append(self._desk.take(asked.number, asked.alias, asked.message, asked.headers))
         # A frozen server thaws while the rows are written.
         for alias in {alias for one in wanted for alias, _ in one.lines if alias in self._servers}:
             self._servers[alias].tell(BUSY)

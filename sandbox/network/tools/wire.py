@@ -1,8 +1,9 @@
 """Messages between the processes that serve a run's tools.
 
-service gate -> tool gate   a REQUEST, the alias that the path names, one message of MCP (SOCK_STREAM)
+service gate -> tool gate   a REQUEST, the alias that the path names, the headers of MCP as JSON, one message of MCP
+                            (SOCK_STREAM)
 tool gate -> service gate   a REPLY, one message of MCP
-broker -> tool gate         as the service gate, on a line of its own, and the same back
+broker -> tool gate         as the service gate but without headers, on a line of its own, and the same back
 tool gate -> supervisor     a row of the log (SOCK_SEQPACKET); ACK for each that must be durable before a call
 tool gate -> supervisor     the alias of a server that is to start (SOCK_SEQPACKET)
 supervisor -> tool gate     the alias with descriptors: the server's stdin and stdout, and a pipe to its shim that says
@@ -19,13 +20,14 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-# Number of the request, kind, bytes of the alias, bytes of the message.
-REQUEST: Final = struct.Struct("!IBBI")
+# Number of the request, kind, and bytes of the alias, of the headers and of the message.
+REQUEST: Final = struct.Struct("!IBBHI")
 MESSAGE, CANCEL = 0, 1
 # Number of the request, what is said of it, bytes of the message.
 REPLY: Final = struct.Struct("!IBI")
-# A reply, no reply because the message was a notification, no message of MCP, and no server of that alias.
-ANSWER, NOTHING, MALFORMED, UNKNOWN = range(4)
+# A reply, no reply because the message was a notification, a refusal (no message of MCP, or one that its revision does
+# not allow), no server of that alias, and a reply that there is no such method in the revision of the message.
+ANSWER, NOTHING, MALFORMED, UNKNOWN, NO_METHOD = range(5)
 # Number of the request, and bytes of its JSON: at most so many of a request (six for each of a text), of an outcome.
 SPAWN: Final = struct.Struct("!II")
 SPAWN_BYTES: Final = 4 << 20
@@ -38,6 +40,7 @@ REPLY_BYTES: Final = 32 << 20
 # A row names a tool as its client does: 512 characters, each of up to twelve bytes of JSON.
 ROW_BYTES: Final = 8192
 ALIAS_BYTES: Final = 128
+HEADER_BYTES: Final = 60_000
 ACK: Final = b"+"
 # The row whose event must be durable before the gate acts.
 AWAITED: Final = "tool_called"

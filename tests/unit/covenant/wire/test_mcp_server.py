@@ -9,13 +9,13 @@ import jsonschema
 import pytest
 
 from covenant.wire import mcp_server, requests
-from covenant.wire.mcp_server import McpCall
+from covenant.wire.mcp_server import McpCall, McpReply
 from policy import errors
 
 
 def taken(**message: Any) -> Any:
     found = mcp_server.take(json.dumps({"jsonrpc": "2.0", **message}).encode())
-    return json.loads(found) if isinstance(found, bytes) else found
+    return json.loads(found.message) if isinstance(found, McpReply) else found
 
 
 def called(name: str, arguments: Any = None, number: Any = 1) -> Any:
@@ -23,10 +23,10 @@ def called(name: str, arguments: Any = None, number: Any = 1) -> Any:
     return taken(id=number, method="tools/call", params=params)
 
 
-@pytest.mark.parametrize(("said", "spoken"), [("2025-06-18", "2025-06-18"), ("1.0", mcp_server.PROTOCOL), (7, None)])
+@pytest.mark.parametrize(("said", "spoken"), [("2025-06-18", "2025-06-18"), ("1.0", None), (7, None)])
 def test_initialize_agrees_on_revision(said: Any, spoken: Any) -> None:
     result = taken(id=1, method="initialize", params={"protocolVersion": said})["result"]
-    assert result["protocolVersion"] == (spoken or mcp_server.PROTOCOL)
+    assert result["protocolVersion"] == (spoken or "2025-11-25")
     assert result["capabilities"] == {"tools": {}}
 
 

@@ -32,8 +32,8 @@ class Gate:
         self.broker.serve()
 
     def asked(self) -> tuple[int, str, str]:
-        number, kind, name, size = wire.REQUEST.unpack(self.line.recv(wire.REQUEST.size, socket.MSG_WAITALL))
-        assert kind == wire.MESSAGE
+        number, kind, name, headers, size = wire.REQUEST.unpack(self.line.recv(wire.REQUEST.size, socket.MSG_WAITALL))
+        assert (kind, headers) == (wire.MESSAGE, 0)
         alias = self.line.recv(name).decode() if name else ""
         return number, alias, self.line.recv(size, socket.MSG_WAITALL).decode()
 

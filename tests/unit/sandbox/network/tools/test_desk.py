@@ -151,7 +151,7 @@ def test_methods_that_need_no_server() -> None:
     assert reply(one.ask("ping"))["result"] == {}
     about = reply(one.ask("initialize", protocolVersion="2025-11-25"))["result"]
     assert (about["protocolVersion"], about["capabilities"]) == ("2025-11-25", {"tools": {}})
-    assert reply(one.ask("initialize", protocolVersion=["x"]))["result"]["protocolVersion"] == "2025-06-18"
+    assert reply(one.ask("initialize", protocolVersion=["x"]))["result"]["protocolVersion"] == "2025-11-25"
     assert reply(one.ask("resources/list"))["error"]["code"] == -32601
     assert reply(one.ask("tools/call", name=3))["error"]["code"] == -32602
     assert reply(one.call("open"))["error"]["code"] == -32602
