@@ -54,7 +54,7 @@ def _verified(package: Path, tools: ToolManifest, server: Server, seconds: int) 
         yield Finding("not_asked", message, "run the agent: its first call compares what the server advertises", where)
         return
     try:
-        session = ask(package, server.alias, McpSession(), seconds=seconds)
+        session = ask(package, server.alias, McpSession(over_http=server.transport == "http"), seconds=seconds)
     except errors.ToolServerError as e:
         yield Finding("server_failed", f"server `{server.alias}`: {e}", e.hint, where)
         return
@@ -84,7 +84,7 @@ def call(
         for finding in drift:
             raise errors.ToolServerError(finding.message, hint=finding.hint)
 
-    session = McpSession(ToolCall(allowed.tool.name, arguments), approve)
+    session = McpSession(ToolCall(allowed.tool.name, arguments), approve, over_http=allowed.server.transport == "http")
     most = allowed.seconds
     try:
         ask(package, allowed.server.alias, session, seconds=_START_SECONDS + most, answer_seconds=most)

@@ -52,8 +52,8 @@ def server(raw: bytes) -> str:
     found = mcp_server.take(raw)
     if found is None:
         return "none"
-    if isinstance(found, bytes):
-        (one,) = _messages(found)
+    if isinstance(found, mcp_server.McpReply):
+        (one,) = _messages(found.message)
         return f"reply {sorted(one)}"
     assert isinstance(found.request, requests.Request)
     assert found.request.kind in {kind for kind, _, _ in mcp_server.TOOLS.values()}

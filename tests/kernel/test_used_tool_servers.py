@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,12 @@ import pytest
 from policy.manifest.tools import document, http_relay
 from sandbox.network.tools.mcp_session import McpSession, ToolCall
 from tests import tools_kit as kit
-from tests.kernel import tls_servers
+from tests.kernel import mcp_kit, tls_servers
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until
+from tests.kernel.mcp_kit import files_of, server
 from tests.kernel.session_kit import Home
 
-WHEELS = Path(__file__).with_name("mcp_wheels.txt")
 SERVERS = {"memory": "2026.8.31", "everything": "2026.8.31", "filesystem": "2026.8.31"}
 # A server by the SDK, which is installed beside it.
 SUMS = """
@@ -100,20 +98,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 @pytest.fixture(scope="module")
 def site() -> Iterator[Path]:
     """The SDK, in a directory that an agent can be granted."""
-    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
-        os.chmod(made, 0o755)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
-        command = [*pip, "--disable-pip-version-check", "--root-user-action", "ignore", "--target", made]
-        subprocess.run([*command, "--requirement", str(WHEELS)], check=True, timeout=500)
-        subprocess.run(["chmod", "-R", "go-w", made], check=True, timeout=60)
-        yield Path(made)
-
-
-def files_of(folder: Path, prefix: str) -> dict[str, bytes]:
-    """The files that a server reads: with types and maps of sources they were more than a package may have."""
-    left_out = (".ts", ".mts", ".cts", ".map", ".md")
-    found = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(left_out))
-    return {f"{prefix}{path.relative_to(folder)}": path.read_bytes() for path in found}
+    with mcp_kit.sdk() as made:
+        yield made
 
 
 def published(tmp_path: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
@@ -121,25 +107,15 @@ def published(tmp_path: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
     found: list[dict[str, Any]] = []
     files: dict[str, bytes] = {}
     for name, version in SERVERS.items():
-        npm = ["npm", "install", "--no-bin-links", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
         folder = tmp_path / name
         folder.mkdir()
-        wanted = f"@modelcontextprotocol/server-{name}@{version}"
-        subprocess.run([*npm, "--prefix", str(folder), wanted], check=True, timeout=300, cwd=folder)
+        mcp_kit.npm_install(folder, f"@modelcontextprotocol/server-{name}@{version}")
         files |= files_of(folder / "node_modules", f"tools/{name}/node_modules/")
         program = f"node_modules/@modelcontextprotocol/server-{name}/dist/index.js"
         more = {"memory": ["MEMORY_FILE_PATH=/tmp/memory.jsonl"]}.get(name, [])
         arguments = {"everything": ["stdio"], "filesystem": ["/tmp"]}.get(name, [])
         found.append(server(name, version, "node", [program, *arguments], more))
     return found, files
-
-
-def server(alias: str, version: str, command: str, args: list[str], env: list[str]) -> dict[str, Any]:
-    tools = [{"name": "none", "description": "", "side_effect_class": "read"}]
-    return {
-        "alias": alias, "transport": "stdio", "command": command, "args": args, "env": env, "version": version,
-        "package_digest": kit.FILLER, "tools": tools,
-    }  # fmt: skip
 
 
 def test_published_servers_are_called_by_published_client(home: Home, tmp_path: Path, site: Path) -> None:

@@ -268,7 +268,9 @@ def advertised(package: Path, alias: str, timeout: int) -> None:
     from covenant.session import tool_server
     from sandbox.network.tools.mcp_session import McpSession
 
-    session = tool_server.ask(package, alias, McpSession(), seconds=timeout)
+    _, _, declared = _read(package)
+    over_http = any(one.alias == alias and one.transport == "http" for one in declared.servers)
+    session = tool_server.ask(package, alias, McpSession(over_http=over_http), seconds=timeout)
     common.emit({"kind": "tools_advertised", "alias": alias, "tools": [one.document() for one in session.tools]})
 
 

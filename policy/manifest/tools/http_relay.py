@@ -16,7 +16,7 @@ from policy.manifest.tools.document import Server
 NAME: Final = "relay.py"
 # Requests of MCP over streamable HTTP: one POST for each message, answered by JSON or by a stream of events.
 _CODE: Final = """\
-import concurrent.futures, http.client, json, os, re, ssl, sys, threading
+import base64, concurrent.futures, contextlib, http.client, json, os, re, ssl, sys, threading
 
 HOST, PORT, PATH, HEADERS, SECRETS = json.loads(GIVEN)
 for name, secret in SECRETS.items():
@@ -25,7 +25,48 @@ for name, secret in SECRETS.items():
     if not re.fullmatch(r"[!-~](?:[ -~]*[!-~])?", HEADERS[name]):
         sys.exit(f"covenant: secret {secret} is no value of a header")
 MOST = 4 << 20
+VERSION = "io.modelcontextprotocol/protocolVersion"
 context, session, lines = ssl.create_default_context(), {}, threading.Lock()
+mirrors = {}
+
+
+def mirrored(schema, path=()):
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    for name, one in found.items() if isinstance(found, dict) else ():
+        if isinstance(one, dict) and isinstance(one.get("x-mcp-header"), str):
+            yield "Mcp-Param-" + one["x-mcp-header"], path + (name,)
+        yield from mirrored(one, path + (name,))
+
+
+def encoded(value):
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if text.isascii() and text.isprintable() and text == text.strip() and not text.startswith("=?base64?"):
+        return text
+    return "=?base64?" + base64.b64encode(text.encode("utf-8", "replace")).decode() + "?="
+
+
+def repeated(message):
+    # Revision 2026-07-28: headers repeat what the message says. Before it they are those of the session.
+    given = message.get("params") or {}
+    version = (given.get("_meta") or {}).get(VERSION)
+    if version is None:
+        return session
+    found = {"MCP-Protocol-Version": version, "Mcp-Method": message["method"]}
+    if message["method"] == "tools/call":
+        found["Mcp-Name"] = encoded(given["name"])
+        for header, path in mirrors.get(given["name"], ()):
+            value = given.get("arguments")
+            for part in path:
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
+                found[header] = encoded(value)
+    return found
+
+
+def learn(message, said):
+    result = said.get("result") if isinstance(said, dict) else None
+    for tool in (result or {}).get("tools", ()) if message.get("method") == "tools/list" else ():
+        mirrors[tool["name"]] = list(mirrored(tool.get("inputSchema")))
 
 
 def say(text):
@@ -53,9 +94,17 @@ def ask(message):
     own = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream"}
     line = http.client.HTTPSConnection(HOST, PORT, timeout=600, context=context)
     try:
-        line.request("POST", PATH, json.dumps(message), {**HEADERS, **own, **session})
+        line.request("POST", PATH, json.dumps(message), {**HEADERS, **own, **repeated(message)})
         reply = line.getresponse()
         kind = reply.headers.get_content_type()
+        refused = None
+        if 400 <= reply.status < 500 and kind == "application/json":
+            body = reply.read(MOST)
+            with contextlib.suppress(ValueError):
+                refused = json.loads(body)
+        if isinstance(refused, dict) and isinstance(refused.get("error"), dict) and number is not None:
+            say(json.dumps({"jsonrpc": "2.0", "id": number, "error": refused["error"]}))
+            return
         if reply.status in (404, 405):
             raise ValueError(f"status {reply.status}: it takes no POST of streamable HTTP; SSE alone is not spoken")
         if not 200 <= reply.status < 300:
@@ -66,6 +115,7 @@ def ask(message):
         if kind == "text/event-stream" and number is not None:
             for event in events(reply):
                 said = json.loads(event)
+                learn(message, said)
                 say(json.dumps(said))
                 if isinstance(said, dict) and "method" not in said and said.get("id") == number:
                     answered = True
@@ -77,6 +127,7 @@ def ask(message):
             said = json.loads(body)
             answered = isinstance(said, dict) and said.get("id") == number
             if answered:
+                learn(message, said)
                 say(json.dumps(said))
         if message.get("method") == "initialize" and isinstance(said, dict):
             about = said.get("result")

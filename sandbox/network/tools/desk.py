@@ -50,7 +50,7 @@ class _Place(Struct, frozen=True):
     name: str
 
 
-class Asked(Struct, frozen=True):
+class ClientRequest(Struct, frozen=True):
     """A request of a client: its id, what its result has beside its own keys, and its headers where they count."""
 
     ident: str | int
@@ -60,7 +60,7 @@ class Asked(Struct, frozen=True):
 
 class _HeldCall(Struct, frozen=True):
     place: _Place
-    asked: Asked
+    asked: ClientRequest
     uri: str
     arguments: dict[str, Any]
 
@@ -75,7 +75,7 @@ class ToolDesk:
         self, guard: ToolGuard, tools: ToolManifest, *, clock: Callable[[], float], spawns: bool = False
     ) -> None:
         self._spawns = spawns
-        self._children: dict[int, Asked] = {}
+        self._children: dict[int, ClientRequest] = {}
         self._guard, self._tools, self._clock = guard, tools, clock
         self._servers = {one.alias: one for one in tools.servers}
         self._places = {
@@ -116,7 +116,7 @@ class ToolDesk:
             return _refusal(number, ident, alone)
         stamp = revisions.stamp(*self._name(alias)) if alone else {}
         if method == "tools/call":
-            return self._call(number, alias, Asked(ident, stamp, headers if alone else None), params)
+            return self._call(number, alias, ClientRequest(ident, stamp, headers if alone else None), params)
         if not alone:
             return _reply(number, wire.ANSWER, self._own(method, alias, ident, params))
         result = revisions.own_result(method, stamp, list(self._listed(alias)))
@@ -152,7 +152,7 @@ class ToolDesk:
                     name = tool.name if alias else f"{one.alias}{SEPARATOR}{tool.name}"
                     yield {"name": name, "description": tool.description, "inputSchema": tool.input_schema}
 
-    def _call(self, number: int, alias: str, asked: Asked, params: Mapping[str, Any]) -> Effects:
+    def _call(self, number: int, alias: str, asked: ClientRequest, params: Mapping[str, Any]) -> Effects:
         ident = asked.ident
         name, arguments = params.get("name"), params.get("arguments", {})
         if not isinstance(name, str) or not isinstance(arguments, dict):
@@ -205,7 +205,7 @@ class ToolDesk:
             self._start(server.alias, proxy, effects)
         return effects
 
-    def _spawn(self, number: int, asked: Asked, arguments: Mapping[str, Any]) -> Effects:
+    def _spawn(self, number: int, asked: ClientRequest, arguments: Mapping[str, Any]) -> Effects:
         wrong = spawn_tool.check(arguments)
         if wrong or len(self._children) >= CHILDREN:
             said = wrong or f"at most {CHILDREN} children are waited for at one time"
@@ -323,7 +323,7 @@ def _error(ident: str | int | None, code: int, said: str) -> bytes:
     return _message({"id": ident, "error": {"code": code, "message": said}})
 
 
-def _result(number: int, asked: Asked, result: Mapping[str, Any]) -> Effects:
+def _result(number: int, asked: ClientRequest, result: Mapping[str, Any]) -> Effects:
     return _reply(number, wire.ANSWER, _message({"id": asked.ident, "result": {**result, **asked.stamp}}))
 
 

@@ -49,13 +49,18 @@ class McpSession:
         *,
         first: int = 0,
         alone: bool = False,
+        over_http: bool = False,
     ) -> None:
         self._call, self._approve = call, approve
-        self._expected = "initialize"
+        self._expected = ""
+        self._over_http = over_http
         self._number = first
         self._pages = 0
         self._lines = 0
+        # The eras that are tried: a stdio server may answer nothing before `initialize`, so there that comes first.
+        self._to_try = [revisions.DISCOVER, "initialize"] if over_http else ["initialize", revisions.DISCOVER]
         self._refused: errors.ToolServerError | None = None
+        self._asked_again = False
         # Whether the server speaks 2026-07-28, where each request stands alone, and tells of changes of its list.
         self.alone, self.is_changing = alone, False
         self.done = False
@@ -65,9 +70,13 @@ class McpSession:
         self.result: dict[str, Any] | None = None
 
     def start(self) -> bytes:
-        """Return the first request."""
+        """Return the first request, or that of the era which is tried next."""
+        method = self._to_try.pop(0)
+        self.alone = method == revisions.DISCOVER
+        if self.alone:
+            return self._request(method)
         about = {"name": "covenant", "version": "0"}
-        return self._request("initialize", protocolVersion=PROTOCOL, capabilities={}, clientInfo=about)
+        return self._request(method, protocolVersion=PROTOCOL, capabilities={}, clientInfo=about)
 
     def list_again(self) -> bytes:
         """Return the request for the list, in a session that another object has initialized."""
@@ -91,15 +100,31 @@ class McpSession:
             return b""  # an answer to nothing that waits
         if "error" in message:
             refused = _wrong(f"it refused `{self._expected}`: {text.quote(error_of(message['error']))}")
-            if self._expected == "initialize":
-                self._refused, self.alone = refused, True
-                return self._request(revisions.DISCOVER)
-            raise self._refused if self._refused and self._expected == revisions.DISCOVER else refused
+            return self._try_next(message["error"], refused)
         result = message.get("result")
         if not isinstance(result, dict):
             raise _wrong(f"its answer to `{self._expected}` has no result")
         self.result_bytes = len(line)
         return self._answered(result)
+
+    def _try_next(self, error: Any, refused: errors.ToolServerError) -> bytes:
+        """Go on after a request that the server refused: it may be one of the other era.
+
+        Raises:
+            errors.ToolServerError: it is of neither, or refused another request.
+        """
+        if self._expected == "initialize" or self._refused is None:
+            self._refused = refused
+        if self._expected not in ("initialize", revisions.DISCOVER):
+            raise refused
+        if self._expected == revisions.DISCOVER and revisions.NEWEST in _supported(error):
+            if self._asked_again:
+                raise refused
+            self._asked_again = True
+            return self._request(revisions.DISCOVER)
+        if not self._to_try:
+            raise self._refused
+        return self.start()
 
     def _answered(self, result: dict[str, Any]) -> bytes:
         if self._expected == "initialize":
@@ -112,7 +137,9 @@ class McpSession:
         if self._expected == revisions.DISCOVER:
             versions, offers = result.get("supportedVersions"), result.get("capabilities")
             if not isinstance(versions, list) or revisions.NEWEST not in versions:
-                raise _wrong(f"it speaks none of the revisions {', '.join(revisions.SPOKEN)} of MCP")
+                return self._try_next(
+                    None, _wrong(f"it speaks none of the revisions {', '.join(revisions.SPOKEN)} of MCP")
+                )
             tools = offers.get("tools") if isinstance(offers, dict) else None
             self.is_changing = isinstance(tools, dict) and tools.get("listChanged") is True
             return self._request("tools/list")
@@ -126,7 +153,7 @@ class McpSession:
         tools = result.get("tools")
         if not isinstance(tools, list):
             raise _wrong("its answer to `tools/list` has no list of tools")
-        self.tools += map(_advertised, tools)
+        self.tools += filter(self._is_usable, map(_advertised, tools))
         if len(self.tools) > TOOLS or self._pages > PAGES:
             raise _wrong(f"it advertises more than {TOOLS} tools, or more than {PAGES} pages of them")
         cursor = result.get("nextCursor")
@@ -142,6 +169,10 @@ class McpSession:
         self._approve(self.tools)
         self.is_called = True
         return self._request("tools/call", name=self._call.name, arguments=dict(self._call.arguments))
+
+    def _is_usable(self, tool: AdvertisedTool) -> bool:
+        """Whether a call may be sent: over HTTP a tool whose headers are not allowed is as good as not advertised."""
+        return not (self.alone and self._over_http and revisions.is_mirrored_wrongly(tool.input_schema))
 
     def _request(self, method: str, **params: Any) -> bytes:
         self._number += 1
@@ -198,6 +229,13 @@ def _advertised(tool: Any) -> AdvertisedTool:
 def error_of(error: Any) -> str:
     """The words of an error."""
     return str(error.get("message")) if isinstance(error, dict) else str(error)
+
+
+def _supported(error: Any) -> list[Any]:
+    """The revisions that an error names, which says that the server is not one of an earlier era."""
+    data = error.get("data") if isinstance(error, dict) else None
+    found = data.get("supported") if isinstance(data, dict) else None
+    return found if isinstance(found, list) else []
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

@@ -52,7 +52,8 @@ class ToolProxy:
 
     def __init__(self, guard: ToolGuard, tools: ToolManifest, server: Server, *, clock: Callable[[], float]) -> None:
         self._guard, self._tools, self._server, self._clock = guard, tools, server, clock
-        self._listing: McpSession | None = McpSession()
+        self._over_http = server.transport == "http"
+        self._listing: McpSession | None = McpSession(over_http=self._over_http)
         self._changed = False
         self._drift: errors.ToolServerError | None = None
         self._waiting: list[_Pending] = []
@@ -254,7 +255,7 @@ class ToolProxy:
         return _message({"id": self._number, "method": "subscriptions/listen", "params": params})
 
     def _relist(self) -> Output:
-        self._listing = McpSession(first=self._number + 1, alone=self._alone)
+        self._listing = McpSession(first=self._number + 1, alone=self._alone, over_http=self._over_http)
         self._number += mcp_session.PAGES + 1
         return Output(server=self._listing.list_again())
 
@@ -266,7 +267,7 @@ class ToolProxy:
         if not self._listing.done:
             return out
         found, self._alone = self._listing.tools, self._listing.alone
-        if self._listing.is_changing:
+        if self._listing.is_changing and not self._over_http:
             out.server += self._listen()
         self._listing, self._drift = None, None
         for finding in advertised.compare(self._tools, self._server, found):

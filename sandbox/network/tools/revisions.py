@@ -31,6 +31,7 @@ VERSION_HEADER, METHOD_HEADER, NAME_HEADER, PARAM = "mcp-protocol-version", "mcp
 _CACHE: Final = {"ttlMs": 60_000, "cacheScope": "private"}
 _NAMED: Final = ("tools/call", "prompts/get")
 _ENCODED: Final = "=?base64?"
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _NUMBER: Final = re.compile(r"-?[0-9]{1,32}(?:\.[0-9]{1,32})?")
 NO_METHOD, BAD_PARAMS, MISMATCH, UNSUPPORTED = -32601, -32602, -32020, -32022
 
@@ -114,11 +115,30 @@ def mirrored(schema: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, tup
         yield from mirrored(one, (*path, name))
 
 
-def encoded(value: str | int | bool) -> str:
-    """Return an argument or a name as the value of a header."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    is_plain = text.isascii() and text.isprintable() and text == text.strip() and not text.startswith(_ENCODED)
-    return text if is_plain else f"{_ENCODED}{base64.b64encode(text.encode('utf-8', 'surrogatepass')).decode()}?="
+def is_mirrored_wrongly(schema: Any) -> bool:
+    """Whether ``x-mcp-header`` is somewhere in a schema where no client may heed it, or names no header."""
+    names: list[str] = []
+    return _is_wrong(schema, names, is_argument=False, is_reached=True) or len(names) != len(set(names))
+
+
+def _is_wrong(schema: Any, names: list[str], *, is_argument: bool, is_reached: bool) -> bool:
+    if isinstance(schema, list):
+        return any(_is_wrong(one, names, is_argument=False, is_reached=False) for one in schema)
+    if not isinstance(schema, dict):
+        return False
+    if "x-mcp-header" in schema:
+        name = schema["x-mcp-header"]
+        if not (is_argument and is_reached and isinstance(name, str) and _TOKEN.fullmatch(name)):
+            return True
+        if schema.get("type") not in ("string", "integer", "boolean"):
+            return True
+        names.append(name.lower())
+    properties = schema.get("properties") if is_reached else None
+    inner = properties.values() if isinstance(properties, dict) else ()
+    others = (one for key, one in schema.items() if not (key == "properties" and isinstance(properties, dict)))
+    return any(_is_wrong(one, names, is_argument=True, is_reached=True) for one in inner) or any(
+        _is_wrong(one, names, is_argument=False, is_reached=False) for one in others
+    )
 
 
 def _decoded(value: str | None) -> str | None:

@@ -106,7 +106,7 @@ class ServerPipes:
             self.tell(IDLE)
 
 
-class Request(NamedTuple):
+class LineRequest(NamedTuple):
     """A request of a line. ``headers`` are those of MCP over HTTP, None from the broker."""
 
     number: int
@@ -127,7 +127,7 @@ class RequestLine:
         self.fd, self.first, self.out = fd, first, Writer(fd)
         self._in = bytearray()
 
-    def take(self, data: bytes) -> Iterator[Request]:
+    def take(self, data: bytes) -> Iterator[LineRequest]:
         """Take what came, and yield the whole requests.
 
         Raises:
@@ -148,7 +148,7 @@ class RequestLine:
             headers = json.loads(self._in[head:at]) if header_bytes else None
             message = bytes(self._in[at : at + size])
             del self._in[: at + size]
-            yield Request(number + self.first, kind, alias, headers, message)
+            yield LineRequest(number + self.first, kind, alias, headers, message)
 
 
 class ToolLoop:

@@ -11,6 +11,7 @@ import pytest
 from covenant.wire import mcp_server, requests
 from covenant.wire.mcp_server import McpCall, McpReply
 from policy import errors
+from sandbox.network.tools import revisions
 
 
 def taken(**message: Any) -> Any:
@@ -105,3 +106,36 @@ def test_answer_of_tool_is_passed_on() -> None:
     content = [{"type": "text", "text": "now"}]
     done = {"kind": "tool_result", "content": content, "is_error": True}
     assert json.loads(mcp_server.answer(asked, done))["result"] == {"content": content, "isError": True}
+
+
+META = {revisions.VERSION: revisions.NEWEST, revisions.CAPABILITIES: {}}
+
+
+def alone(method: str, headers: dict[str, str] | None = None, **params: Any) -> Any:
+    """The reply to a message of revision 2026-07-28, or its call."""
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": {"_meta": META, **params}}
+    return mcp_server.take(json.dumps(message).encode(), headers)
+
+
+def test_newest_revision_needs_no_initialize() -> None:
+    about = json.loads(alone("server/discover").message)["result"]
+    assert about["supportedVersions"] == list(revisions.SPOKEN)
+    listed = json.loads(alone("tools/list").message)["result"]
+    assert (len(listed["tools"]), listed["resultType"]) == (len(mcp_server.TOOLS), "complete")
+    found = alone("tools/call", name="memory_search", arguments={"query": "seccomp"})
+    document = {"kind": "memory", "records": []}
+    result = json.loads(mcp_server.answer(found, document))["result"]
+    assert (result["structuredContent"], result["resultType"]) == (document, "complete")
+    wrong = json.loads(alone("tools/call", name="memory_search", arguments={}).message)["result"]
+    assert (wrong["isError"], wrong["resultType"]) == (True, "complete")
+
+
+def test_newest_revision_is_refused_with_status() -> None:
+    headers = {"mcp-protocol-version": revisions.NEWEST, "mcp-method": "tools/list"}
+    assert alone("tools/list", headers).status == 200
+    assert alone("tools/call", headers, name="memory_search", arguments={}).status == 400
+    assert alone("ping", {**headers, "mcp-method": "ping"}).status == 404
+    unknown = alone(
+        "tools/list", {"mcp-protocol-version": "2030-01-01"}, _meta={**META, revisions.VERSION: "2030-01-01"}
+    )
+    assert (unknown.status, json.loads(unknown.message)["error"]["code"]) == (400, revisions.UNSUPPORTED)

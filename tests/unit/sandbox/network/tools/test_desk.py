@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.network.tools import desk, wire
+from sandbox.network.tools import desk, revisions, wire
 from sandbox.network.tools.desk import Effects, ToolDesk
 from tests import tool_call_kit as kit
 
@@ -198,3 +198,47 @@ def test_child_is_stopped_with_its_call() -> None:
     assert (ended.children, ended.replies[1][0]) == ([(1, b"")], 1)
     assert one.desk.cancel(2).children == [(2, b"")]
     assert one.desk.child_ended(1, b"{}") == Effects()
+
+
+def alone(one: Desk, method: str, headers: dict[str, str] | None = None, **params: Any) -> Effects:
+    """Ask as a client of revision 2026-07-28, over HTTP where ``headers`` are given."""
+    given = {"_meta": {revisions.VERSION: revisions.NEWEST, revisions.CAPABILITIES: {}}, **params}
+    if headers is not None:
+        headers = {"mcp-protocol-version": revisions.NEWEST, "mcp-method": method, **headers}
+    one.number += 1
+    message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": given}
+    return one.desk.take(one.number, "", json.dumps(message).encode(), headers)
+
+
+def test_client_of_newest_revision_needs_no_initialize() -> None:
+    one = Desk()
+    about = reply(alone(one, "server/discover", {}))["result"]
+    assert about["supportedVersions"] == list(revisions.SPOKEN)
+    assert about["_meta"][revisions.SERVER] == {"name": "covenant", "version": "1"}
+    assert "fs__open" in {tool["name"] for tool in reply(alone(one, "tools/list", {}))["result"]["tools"]}
+    assert reply(alone(one, "tools/list"))["result"]["resultType"] == "complete", "over the broker"
+    alone(one, "tools/call", {"mcp-name": "fs__open"}, name="fs__open", arguments={})
+    (number,) = (
+        json.loads(line)["id"]
+        for _, data in one.lists("fs").lines
+        for line in data.splitlines()
+        if b"tools/call" in line
+    )
+    result = reply(one.say("fs", id=number, result={"content": []}))["result"]
+    assert result == {"content": [], **revisions.stamp("covenant", "1")}
+    denied = alone(one, "tools/call", {"mcp-name": "fs__ruled"}, name="fs__ruled", arguments={"path": "/etc/shadow"})
+    assert (reply(denied)["result"]["isError"], reply(denied)["result"]["resultType"]) == (True, "complete")
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "said", "code"),
+    [
+        ("ping", {}, wire.NO_METHOD, revisions.NO_METHOD),
+        ("initialize", {}, wire.NO_METHOD, revisions.NO_METHOD),
+        ("tools/list", {"mcp-method": "ping"}, wire.MALFORMED, revisions.MISMATCH),
+        ("tools/list", {"mcp-protocol-version": "2025-11-25"}, wire.MALFORMED, revisions.MISMATCH),
+    ],
+)
+def test_request_that_its_revision_lacks_is_refused(method: str, headers: Any, said: int, code: int) -> None:
+    ((_, found, message),) = alone(Desk(), method, headers).replies
+    assert (found, json.loads(message)["error"]["code"], json.loads(message)["id"]) == (said, code, 1)

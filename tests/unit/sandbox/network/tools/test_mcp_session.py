@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.network.tools import mcp_session
+from sandbox.network.tools import mcp_session, revisions
 from sandbox.network.tools.mcp_session import McpSession, ToolCall
 
 ONE = {"name": "add", "description": "Add", "inputSchema": {"type": "object"}}
@@ -139,3 +139,58 @@ def test_endless_notifications_end() -> None:
     session = begun(McpSession())
     with pytest.raises(errors.ToolServerError, match="messages"):
         take_all(session, [line(method="notifications/message")] * 20_000)
+
+
+DISCOVERED = {"supportedVersions": [revisions.NEWEST], "capabilities": {"tools": {"listChanged": True}}}
+
+
+def test_server_of_newest_revision_alone_is_asked_so() -> None:
+    session = McpSession(ToolCall("add", {}))
+    session.start()
+    (asked,) = sent(session.take(line(id=1, error={"code": -32601, "message": "no initialize"})))
+    assert (asked["method"], asked["params"]) == ("server/discover", {"_meta": revisions.meta()})
+    (listed,) = sent(session.take(line(id=2, result=DISCOVERED)))
+    assert (listed["method"], listed["params"]) == ("tools/list", {"_meta": revisions.meta()})
+    (called,) = sent(session.take(line(id=3, result={"tools": [ONE]})))
+    assert called["params"] == {"name": "add", "arguments": {}, "_meta": revisions.meta()}
+    assert (session.alone, session.is_changing) == (True, True)
+
+
+def test_server_of_no_known_revision_is_refused_by_first_error() -> None:
+    session = McpSession()
+    session.start()
+    session.take(line(id=1, error={"code": -32601, "message": "no initialize"}))
+    with pytest.raises(errors.ToolServerError, match="refused `initialize`: `no initialize`"):
+        session.take(line(id=2, error={"code": -32601, "message": "no discover"}))
+
+
+@pytest.mark.parametrize(
+    "answer", [{"error": {"code": -32601}}, {"result": {}}, {"error": "x"}, {"error": {"data": 1}}]
+)
+def test_server_over_http_may_be_of_earlier_revision(answer: dict[str, Any]) -> None:
+    session = McpSession(over_http=True)
+    assert sent(session.start())[0]["method"] == "server/discover"
+    (asked,) = sent(session.take(line(id=1, **answer)))
+    assert (asked["method"], "_meta" in asked["params"]) == ("initialize", False)
+    session.take(line(id=2, result={"protocolVersion": "2025-03-26", "capabilities": {}}))
+    session.take(line(id=3, result={"tools": [ONE]}))
+    assert (session.done, session.alone) == (True, False)
+
+
+def test_refusal_that_names_newest_revision_is_asked_once_more() -> None:
+    refused = {"code": revisions.UNSUPPORTED, "message": "no", "data": {"supported": [revisions.NEWEST]}}
+    session = McpSession(over_http=True)
+    session.start()
+    (again,) = sent(session.take(line(id=1, error=refused)))
+    assert again["method"] == "server/discover"
+    with pytest.raises(errors.ToolServerError, match="refused"):
+        session.take(line(id=2, error=refused))
+
+
+def test_tool_with_wrong_headers_is_not_advertised_over_http() -> None:
+    wrong = {"name": "bad", "inputSchema": {"properties": {"a": {"type": "string", "x-mcp-header": "a b"}}}}
+    session = McpSession(over_http=True)
+    session.start()
+    session.take(line(id=1, result=DISCOVERED))
+    session.take(line(id=2, result={"tools": [ONE, wrong]}))
+    assert [one.name for one in session.tools] == ["add"]

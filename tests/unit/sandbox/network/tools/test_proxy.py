@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policy import errors
-from sandbox.network.tools import mcp_session, proxy
+from sandbox.network.tools import mcp_session, proxy, revisions
 from sandbox.network.tools.proxy import Output, ToolProxy
 from tests import tool_call_kit as kit
 
@@ -247,3 +247,45 @@ def test_second_call_with_id_of_open_call_is_refused() -> None:
 def test_server_that_does_not_speak_mcp(raw: bytes) -> None:
     with pytest.raises(errors.ToolServerError):
         Session().proxy.from_server(raw)
+
+
+META = {revisions.VERSION: revisions.NEWEST, revisions.CAPABILITIES: {}}
+
+
+def test_client_of_newest_revision_gets_its_results() -> None:
+    one = Session()
+    about = only(one.client(id=1, method="server/discover", params={"_meta": META}).client)["result"]
+    assert about["supportedVersions"] == list(revisions.SPOKEN)
+    listed = only(one.client(id=2, method="tools/list", params={"_meta": META}).client)["result"]
+    assert (listed["resultType"], listed["tools"][0]["name"]) == ("complete", "open")
+    out = one.client(id=3, method="tools/call", params={"name": "open", "arguments": {}, "_meta": META})
+    sent = only(out.server)
+    assert "_meta" not in sent["params"], "the server speaks an earlier one"
+    found = only(one.server(id=sent["id"], result={"content": [], "_meta": {"own": 1}}).client)["result"]
+    assert found == {"content": [], **revisions.stamp("fs", "1.0")}
+    late = one.client(id=4, method="tools/call", params={"name": "hidden", "arguments": {}, "_meta": META})
+    assert (only(late.client)["result"]["isError"], only(late.client)["result"]["resultType"]) == (True, "complete")
+    refused = one.client(id=5, method="ping", params={"_meta": META})
+    assert only(refused.client)["error"]["code"] == revisions.NO_METHOD
+    unknown = one.client(id=6, method="tools/list", params={"_meta": {**META, revisions.VERSION: "2030-01-01"}})
+    assert only(unknown.client)["error"]["data"]["supported"] == list(revisions.SPOKEN)
+
+
+def test_server_of_newest_revision_is_called_and_heard_so() -> None:
+    guarded = kit.Guarded()
+    proxy = ToolProxy(guarded.guard, guarded.tools, guarded.tools.servers[0], clock=guarded.clock)
+    proxy.start()
+    proxy.from_server(line(id=1, error={"code": -32601, "message": "no initialize"}))
+    offers = {"tools": {"listChanged": True}}
+    proxy.from_server(line(id=2, result={"supportedVersions": [revisions.NEWEST], "capabilities": offers}))
+    listen = only(proxy.from_server(line(id=3, result={"tools": ADVERTISED})).server)
+    assert (listen["method"], listen["params"]["notifications"]) == ("subscriptions/listen", {"toolsListChanged": True})
+    call = {"name": "open", "arguments": {}}
+    called = only(proxy.from_client(line(id=1, method="tools/call", params=call)).server)
+    assert called["params"] == {**call, "_meta": revisions.meta()}
+    assert only(proxy.from_server(line(id=called["id"], result={"content": []})).client)["result"] == {"content": []}
+    again = only(proxy.from_server(line(method="notifications/tools/list_changed")).server)
+    assert (again["method"], again["params"]) == ("tools/list", {"_meta": revisions.meta()})
+    proxy.from_server(line(id=again["id"], result={"tools": []}))
+    drifted = only(proxy.from_client(line(id=2, method="tools/call", params=call)).client)["result"]
+    assert drifted["isError"] is True
