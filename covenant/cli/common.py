@@ -114,9 +114,16 @@ def confirmed(question: str) -> None:
     """Return if the answer at the terminal is yes.
 
     Raises:
+        errors.UsageError: there is no terminal and stdin has no answer.
         click.Abort: it is not.
     """
-    click.confirm(question, abort=True, err=True)
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort as e:
+        if isinstance(e.__context__, EOFError) and not sys.stdin.isatty():
+            say("", err=True)
+            raise errors.UsageError("the question has no answer without a terminal", hint="give --yes") from None
+        raise
 
 
 def remark_stderr(text: str) -> None:
@@ -154,10 +161,17 @@ def report(error: errors.CovenantError) -> None:
             say(f"  fix: {visible(one.hint)}", err=True)
 
 
-def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bool = False) -> bytes:
+def read_passphrase(
+    file: str | None,
+    *,
+    prompt: str = "Passphrase",
+    confirm: bool = False,
+    without_terminal: str = "give --passphrase-file FILE",
+) -> bytes:
     """Read a passphrase from ``--passphrase-file``, a systemd credential, or a prompt; never from an argument.
 
     The file may be ``-`` for stdin. A systemd credential is ``$CREDENTIALS_DIRECTORY/covenant-passphrase``.
+    ``without_terminal`` is the hint of the error when there is no terminal.
 
     Raises:
         errors.KeyFileError: the file is missing, empty or readable by others, or there is no terminal.
@@ -183,7 +197,7 @@ def read_passphrase(file: str | None, *, prompt: str = "Passphrase", confirm: bo
                 raise errors.KeyFileError(f"passphrase file `{file}` belongs to uid {info.st_uid}", where=file)
             return _non_empty(stream.readline(4096), file)
     if not sys.stdin.isatty():
-        raise errors.KeyFileError("a passphrase is needed and there is no terminal", hint="give --passphrase-file FILE")
+        raise errors.KeyFileError("a passphrase is needed and there is no terminal", hint=without_terminal)
     return prompted(prompt, confirm=confirm).encode()
 
 

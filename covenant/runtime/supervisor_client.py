@@ -268,18 +268,19 @@ def connector(candidates: Sequence[str], *, named: bool, mark: Path | None = Non
                     _keep(mark)
                     return sock.dup()
         where = candidates[0] if candidates else ""
+        start = paths.start(candidates)
         marked = mark is not None and _is_there(mark)
         if named or reached or marked or _any_is_there(candidates):
             raise errors.NoSupervisorError(
                 f"no supervisor listens at `{where}` now, or not for this user",
-                hint="start covenant-supervisor, and name this uid in `callers` of its configuration; then ask again"
+                hint=f"{start}, and name this uid in `callers` of its configuration; then ask again"
                 + (f" (where there is to be none any more, remove {mark})" if marked else ""),
                 where=where,
                 **{CONFIGURED: True},
             )
         raise errors.NoSupervisorError(
             "no supervisor is there to ask",
-            hint="start covenant-supervisor, and name this uid in `callers` of its configuration",
+            hint=f"{start}, and name this uid in `callers` of its configuration",
             where=where,
         )
 

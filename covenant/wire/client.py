@@ -124,9 +124,18 @@ def silent(home: Path, error: OSError) -> errors.DaemonSilentError:
     """The error of a socket that could not be connected to."""
     return errors.DaemonSilentError(
         f"no daemon answers at `{home / SOCKET}`: {error.strerror or 'it takes too long'}",
-        hint="start it: covenantd",
+        hint=_start(home),
         where=str(home),
     )
+
+
+def _start(home: Path) -> str:
+    """The hint that starts a daemon. It refuses root without an option, and the home of root is for root alone."""
+    try:
+        belongs_to_root = home.stat().st_uid == 0
+    except OSError:
+        belongs_to_root = False
+    return "start it: covenantd --allow-root" if os.geteuid() == 0 and belongs_to_root else "start it: covenantd"
 
 
 def has_token(home: Path) -> bool:
@@ -145,9 +154,7 @@ def operator_token(home: Path) -> str:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as e:
-        raise errors.DaemonSilentError(
-            "no daemon has run in this home", hint="start it: covenantd", where=str(home)
-        ) from e
+        raise errors.DaemonSilentError("no daemon has run in this home", hint=_start(home), where=str(home)) from e
     except OSError as e:
         raise errors.KeyFileError(f"the operator's token: {e.strerror}", where=str(path)) from e
     with os.fdopen(fd, "rb") as stream:

@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import shlex
 import socket
 import stat
 import sys
@@ -57,7 +58,8 @@ def serve(state: Path) -> None:
     if not os.path.lexists(state):
         raise errors.HomeError(
             f"there is no directory `{state}`",
-            hint=f"install -d -m 0700 {state}, or name another: covenant-supervisor --state DIRECTORY",
+            hint=f"install -d -m 0700 {state}, or name another: covenant-supervisor --state "
+            + shlex.quote(paths.named_by(os.environ) or "DIRECTORY"),
             where=str(state),
         )
     with contextlib.ExitStack() as stack:

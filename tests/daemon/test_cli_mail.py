@@ -158,7 +158,7 @@ def test_peers(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     # a grant of a name says that it is one
     bound = ("--scope", json.dumps({"version": 1, "peer_pubkey_b58": key}))
     told = [call("capabilities", "grant", "a2a.send.ada@laptop", *more).stderr for more in ((), bound)]
-    assert [("whoever is called ada@laptop" in text) for text in told] == [True, False]
+    assert [("each peer with the name ada@laptop" in text) for text in told] == [True, False]
     # she takes tasks with her own token
     done("a2a", "send", "ada@laptop", "hello ada", "--id", "for-ada")
     file = tmp_path / "ada.token"

@@ -15,7 +15,7 @@ from policy import errors
 # Matches version 1's form of an action about a peer, by its name.
 _BY_NAME = re.compile(r"a2a\.(?:send|recv|respond)\.([^@]+@.+)\Z")
 _OF_A_NAME = (
-    "it is for whoever is called {name}, later too; `peer_pubkey_b58` in --scope binds it to a key,"
+    "it is for each peer with the name {name}, later ones too; `peer_pubkey_b58` in --scope binds it to a key,"
     " and `manifest_sha256` to an agent's manifest"
 )
 # 64 bytes in base58 have at least 86 characters, apart from leading zeros; fewer than 6 identify no grant.

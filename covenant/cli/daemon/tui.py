@@ -76,7 +76,7 @@ def ask_supervisor(kind: str, /, **fields: Any) -> dict[str, Any]:
         if sock is None:
             raise errors.NoSupervisorError(
                 "no supervisor listens, or not for this user",
-                hint="start covenant-supervisor, and name this uid in `callers` of its configuration",
+                hint=f"{supervisor_client.start()}, and name this uid in `callers` of its configuration",
             )
         return api.ask(sock, kind, **fields)
 

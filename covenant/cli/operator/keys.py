@@ -32,7 +32,13 @@ def new(name: str, no_passphrase: bool, passphrase_file: str | None, as_json: bo
         raise errors.UsageError("--no-passphrase and --passphrase-file exclude each other")
     home = common.home()
     keystore.check_name(name)
-    passphrase = None if no_passphrase else common.read_passphrase(passphrase_file, confirm=True)
+    passphrase = (
+        None
+        if no_passphrase
+        else common.read_passphrase(
+            passphrase_file, confirm=True, without_terminal="give --passphrase-file FILE or --no-passphrase"
+        )
+    )
     key = keystore.new(home, name, passphrase)
     if as_json:
         common.emit({"kind": "key_created", "name": name, "keyid": key.keyid, "public": key.raw.hex()})

@@ -39,7 +39,7 @@ def vault() -> None:
 
 
 def _new_keys(command: _Command) -> _Command:
-    """The options that say what shall open the vault."""
+    """The options that name the keys of the vault."""
     for option in (
         click.option("--new-passphrase-file", metavar="FILE", help="A passphrase, the first line of FILE."),
         click.option("--new-passphrase", is_flag=True, help="A passphrase, asked for."),
@@ -64,6 +64,8 @@ def init(key_file: Path | None, new_passphrase: bool, new_passphrase_file: str |
         keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
         made.create(keys, before=vault_log.writer(config, "file"))
     _say(as_json, {"kind": "vault_created", "path": str(config.state / "vault")}, f"vault {config.state / 'vault'}")
+    if key_file and not config.vault.key and not as_json:
+        common.say(f"so that runs can open it: {_key_line(config, str(key_file.absolute()))}", err=True)
 
 
 @vault.command(epilog=common.examples("covenant vault rekey --key-file new.key"))
@@ -205,8 +207,20 @@ def _opener(config: Config, passphrase_file: str | None) -> Iterator[Key]:
         with keys.configured(config.vault.key) as key:
             yield key
         return
-    with keys.passphrase(bytearray(common.read_passphrase(passphrase_file, prompt="Passphrase of the vault"))) as key:
+    given = common.read_passphrase(
+        passphrase_file,
+        prompt="Passphrase of the vault",
+        without_terminal=f"{_key_line(config, 'FILE')}, or give --passphrase-file FILE",
+    )
+    with keys.passphrase(bytearray(given)) as key:
         yield key
+
+
+def _key_line(config: Config, file: str) -> str:
+    """The instruction that makes ``file`` the vault's key file."""
+    from sandbox.config import file_of
+
+    return f'write [vault] key = "{file}" in {file_of(config.state)}'
 
 
 def _configured_file(config: Config, *, unless: bool) -> Path | None:
@@ -217,7 +231,7 @@ def _configured_file(config: Config, *, unless: bool) -> Path | None:
         return None
     if not config.vault.key:
         raise errors.UsageError(
-            "what shall open the vault is not said",
+            "the vault needs a key",
             hint=f'write [vault] key = "/etc/covenant/vault.key" in {file_of(config.state)}, or give '
             "--key-file FILE or --new-passphrase",
         )
@@ -247,7 +261,7 @@ def _keys(stack: contextlib.ExitStack, file: Path | None, prompt: bool, passphra
         given = common.read_passphrase(passphrase_file, prompt="New passphrase of the vault", confirm=True)
         found.append(stack.enter_context(keys.passphrase(bytearray(given))))
     if not found:
-        raise errors.UsageError("what shall open the vault is not said", hint="give --key-file or --new-passphrase")
+        raise errors.UsageError("the vault needs a key", hint="give --key-file or --new-passphrase")
     return found
 
 

@@ -26,12 +26,13 @@ def ask(verb: str, *, here: bool = False, **fields: Any) -> dict[str, Any]:
         errors.CovenantError: it is refused, or failed.
         errors.PrivilegeError: this is not root, and no supervisor listens.
     """
+    from covenant.cli.run import supervisor_client
+
     root = os.geteuid() == 0
     if len(fields.get("paths", ())) > _MOST_PATHS:
         raise errors.UsageError(f"more than {_MOST_PATHS} paths are named", hint="name their directories")
     fields = {name: value for name, value in fields.items() if value not in (None, "", (), False, 0)}
     if not root or ("COVENANT_SOCKET" in os.environ and not here):
-        from covenant.cli.run import supervisor_client
         from sandbox.serve.api import client
 
         with supervisor_client.supervisor() as sock:
@@ -40,7 +41,7 @@ def ask(verb: str, *, here: bool = False, **fields: Any) -> dict[str, Any]:
     if not root:
         raise errors.PrivilegeError(
             "workspaces of this user are with a supervisor, and none listens",
-            hint="start covenant-supervisor (docs/supervisor.md), or run it with sudo and COVENANT_HOME",
+            hint=f"{supervisor_client.start()} (docs/supervisor.md), or run it with sudo and COVENANT_HOME",
         )
     return _here(verb, fields)
 

@@ -485,7 +485,8 @@ def _report(answer: RunResult, shown: ShownStderr, *, as_json: bool) -> int:
             }
         )
         return common.EXIT_DONE
-    common.say(common.visible(answer.result.text, newlines=True))
+    # A program ends its last line itself.
+    common.say(common.visible(answer.result.text, newlines=True).removesuffix("\n"))
     for source in answer.result.sources:
         common.say(f"  source: {common.visible(source)}")
     return common.EXIT_DONE

@@ -30,7 +30,6 @@ Here = Callable[["streams.SessionPipes"], "RunResult"]
 
 # The size of a terminal without a caller, in columns and rows.
 _SIZE: Final = (80, 24)
-_FIX: Final = "start covenant-supervisor (docs/supervisor.md), or leave the option out"
 
 
 def stream_of(path: Path) -> str | None:
@@ -169,7 +168,10 @@ def say_detached(run_id: str) -> int:
 
 
 def _no_supervisor() -> errors.UsageError:
-    return errors.UsageError("no supervisor listens, and without one nothing holds a detached session", hint=_FIX)
+    return errors.UsageError(
+        "no supervisor listens, and without one nothing holds a detached session",
+        hint=f"{supervisor_client.start()} (docs/supervisor.md), or leave the option out",
+    )
 
 
 def _answer(

@@ -143,8 +143,17 @@ def given_here(how: How) -> Iterator[GivenDirectory | None]:
         yield GivenDirectory(fds[0], who, how.resume, keeps=how.keep_workspace, repository=beside)
 
 
+def start() -> str:
+    """The hint that starts the supervisor of this command's state."""
+    from sandbox.serve.api import client, paths
+
+    state, given = _state()
+    return paths.start(client.candidates(state, given=given))
+
+
 def _state() -> tuple[str, bool]:
     """Return COVENANT_STATE as ``common.state``, without creating it; and True if the caller set it."""
-    home = os.environ.get("COVENANT_HOME")
-    given = os.environ.get("COVENANT_STATE") or (os.path.join(home, "supervisor") if home else None)
+    from sandbox.serve.api import paths
+
+    given = paths.named_by(os.environ)
     return os.path.abspath(given or os.path.expanduser("~/.covenant/supervisor")), given is not None

@@ -74,6 +74,7 @@ def test_keys(covenant_home: Path) -> None:
     assert keyid in done("keys", "list")
     assert (covenant_home / "keys" / "ann.key").exists()
     refused("key_file", "keys", "new", "ann", "--no-passphrase")
+    assert refused("key_file", "keys", "new", "bob").hint == "give --passphrase-file FILE or --no-passphrase"
     refused("key_file", "keys", "public", "bob")
     refused("usage", "keys", "new", "../x", "--no-passphrase")
 

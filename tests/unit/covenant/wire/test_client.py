@@ -76,6 +76,19 @@ def test_what_does_not_speak_as_daemon(covenant_home: Path, answer: bytes) -> No
         one.ask("ping")
 
 
+def test_hint_of_root_home_names_option_for_root(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    covenant_home.mkdir(mode=0o700)
+    for euid, owner, hint in (
+        (0, 0, "start it: covenantd --allow-root"),
+        (0, 1000, "start it: covenantd"),
+        (1000, 0, "start it: covenantd"),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda euid=euid: euid)
+        monkeypatch.setattr(Path, "stat", lambda *_, owner=owner: os.stat_result((0, 0, 0, 0, owner, 0, 0, 0, 0, 0)))
+        assert client.silent(covenant_home, FileNotFoundError(2, "absent")).hint == hint
+    monkeypatch.undo()
+
+
 def test_daemon_that_takes_too_long(covenant_home: Path) -> None:
     covenant_home.mkdir(mode=0o700)
     with socket.socket(socket.AF_UNIX) as listener:

@@ -740,6 +740,8 @@ def test_revoke_of_unknown_agent_is_asked_about(covenant_home: Path, public: dic
     assert unknown in str(refused("trust_root", *typo, "--json"))
     early = call(*revoke, "--agent", "greeter", "--serial-at-most", "7", stdin="n\n")
     assert early.exit_code == 1
+    unanswered = refused("usage", *typo, stdin="")
+    assert (unanswered.message, unanswered.hint) == ("the question has no answer without a terminal", "give --yes")
     assert "no run of `greeter` with a serial of at most 7 is known on this host; the lowest known is " in early.stderr
     assert _version() == 1
     # An id that is unknown here can be revoked, and a known one without this question.

@@ -130,6 +130,19 @@ def test_what_opens_it_has_to_be_said(home: Path) -> None:
     cli_kit.refused("usage", "vault", "rekey", "--passphrase-file", "x")
 
 
+def test_key_file_of_init_opens_it_once_configured(home: Path) -> None:
+    config = home / "supervisor" / "config.toml"
+    config.write_text("")
+    said = cli_kit.call("vault", "init", "--key-file", home / "other.key")
+    line = f'write [vault] key = "{home}/other.key" in {config}'
+    assert (said.stdout, said.stderr) == (f"vault {home}/supervisor/vault\n", f"so that runs can open it: {line}\n")
+    error = cli_kit.refused("key_file", "vault", "list")
+    assert error.hint == f'write [vault] key = "FILE" in {config}, or give --passphrase-file FILE'
+    # The fix of both messages.
+    config.write_text(f'[vault]\nkey = "{home}/other.key"\n')
+    assert put("probe", "db", "planted")["version"] == 1
+
+
 def test_openbao_is_made_by_its_own_tools(home: Path) -> None:
     (home / "supervisor" / "config.toml").write_text('[vault]\nbackend = "openbao"\n')
     cli_kit.refused("usage", "vault", "init", "--key-file", home / "key")
