@@ -148,7 +148,7 @@ def _mount(index: int, mount: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_ENVIRONMENT = "decisions.md: PATH, HOME, LANG, COVENANT_RUN_ID and nothing else"
+_ENVIRONMENT = "PATH, HOME, LANG, COVENANT_RUN_ID and nothing else"
 
 
 def _explain(origins: Origins, provenance: Provenance) -> None:
