@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.house.test_docs import commands
@@ -33,3 +38,46 @@ def test_session_can_be_followed(world: World, tmp_path: Path) -> None:
         ran.append(words[0])
     assert len(ran) >= 13
     assert {"keys", "trust", "manifest", "policy", "run", "audit", "doctor"} == set(ran)
+
+
+def test_services_of_page_can_be_started(world: World) -> None:
+    shutil.rmtree(world.state / "trust")
+    for words in (("keys", "new", "operator", "--no-passphrase"), ("trust", "init", "--key", "operator")):
+        assert call(world.home, *words).returncode == 0
+    (world.base / "bin").mkdir()
+    for name, code in {
+        "covenant": "from covenant.__main__ import entry; entry()",
+        "covenantd": "from covenant.start import entry; entry()",
+        "covenant-supervisor": "import sys; from sandbox.serve import main; sys.exit(main.main(sys.argv[1:]))",
+    }.items():
+        program = world.base / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -c {shlex.quote(code)} "$@"\n')
+        program.chmod(0o755)
+    page = (ROOT / "README.md").read_text()
+    section = page.partition("## With a daemon\n")[2].partition("\n## ")[0]
+    start, ask = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    serve = "until test -S $COVENANT_HOME/supervisor/supervisor.sock -a -S $COVENANT_HOME/sock; do sleep 0.1; done\n"
+    shell = subprocess.Popen(
+        ["/bin/bash", "-ec", start + serve + ask + "wait\n"],
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PATH": f"{world.base}/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "COVENANT_HOME": str(world.home),
+            "COVENANT_HTTP_PORT": "0",
+            "PYTHONPATH": str(ROOT),
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = shell.communicate(timeout=180)
+    finally:
+        if shell.returncode is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    assert shell.returncode == 0, said
+    assert re.search(r'^"seccomp": \d+ of [\d,]+ files of /usr/share/doc mention it; packages: ', said, re.MULTILINE)
