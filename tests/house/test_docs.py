@@ -39,6 +39,10 @@ _SYSTEM = frozenset(
         "python3",
         "cp",
         "sed",
+        "kill",
+        # Services, which tests/kernel/test_page_readme.py starts.
+        "covenant-supervisor",
+        "covenantd",
     }
 )
 # Programs of the system by their paths, and one that the page before made.
