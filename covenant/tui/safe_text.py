@@ -23,6 +23,9 @@ MOST_CHARACTERS: Final = 65_536
 # Stacked marks beyond this number would climb into the lines above.
 _MOST_MARKS: Final = 2
 _ELLIPSIS: Final = "…"
+# What marks a line as one of an agent's text.
+QUOTE: Final = "| "
+_INDENT: Final = "  "
 # Terminals disagree about the width of these: variation selectors, emoji modifiers, flags, tags.
 _DOUBTFUL: Final = re.compile("[\ufe00-\ufe0f\U0001f3fb-\U0001f3ff\U0001f1e6-\U0001f1ff\U000e0000-\U000e01ef]")
 
@@ -75,6 +78,23 @@ def wrapped(text: object, width: int) -> Iterator[str]:
     yield from _pieces(clean(whole), width)
     if len(whole) > MOST_CHARACTERS:
         yield f"[cut: {len(whole) - MOST_CHARACTERS} more characters]"
+
+
+def hanging(text: object, width: int) -> Iterator[str]:
+    """Yield one line of text in pieces that fit, each after the first one indented.
+
+    Pieces of a quoted line (``view.quoted``) all begin with its mark: no piece of an agent's text begins where a line
+    of ours does.
+    """
+    whole = str(text)
+    if whole.startswith(QUOTE):
+        yield from (QUOTE + piece for piece in wrapped(whole[len(QUOTE) :], max(1, width - len(QUOTE))))
+        return
+    pieces = list(wrapped(whole, width))
+    if len(pieces) > 1:
+        pieces = list(wrapped(whole, max(1, width - len(_INDENT))))
+    yield pieces[0]
+    yield from (_INDENT + piece for piece in pieces[1:])
 
 
 def _pieces(text: str, width: int) -> Iterator[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final, NamedTuple
 
-from covenant.tui import filters
+from covenant.tui import filters, safe_text
 from covenant.tui.sources import Sources
 from policy import errors
 
@@ -152,7 +152,7 @@ def named(name: str, text: str) -> list[str]:
 
 def quoted(text: Any) -> list[str]:
     """Return the lines of an agent's text, each marked as a part of it."""
-    return [f"| {line}" for line in str(text).split("\n")]
+    return [f"{safe_text.QUOTE}{line}" for line in str(text).split("\n")]
 
 
 def words(value: Any) -> str:

@@ -62,7 +62,7 @@ class Pane(Widget, can_focus=True):
         super().__init__(id=place)
         self.lines: tuple[str, ...] = tuple(lines)
         self.top = 0
-        self._wrapped: list[str] = []
+        self._wrapped: list[tuple[str, Style]] = []
         self._width = -1
 
     def show(self, lines: Sequence[str]) -> None:
@@ -81,15 +81,19 @@ class Pane(Widget, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         laid, at, width = self._laid_out(), self.top + y, self.size.width
-        text = laid[at] if at < len(laid) else ""
+        text, style = laid[at] if at < len(laid) else ("", safe_text.PLAIN)
         if y == self.size.height - 1 and at < len(laid) - 1:
             text = safe_text.cut(text, width - 8) + " [more]"
-        return safe_text.line(text, width, safe_text.ALARM if text.startswith("! ") else safe_text.PLAIN)
+        return safe_text.line(text, width, style)
 
-    def _laid_out(self) -> list[str]:
+    def _laid_out(self) -> list[tuple[str, Style]]:
         if self._width != self.size.width:
             self._width = self.size.width
-            self._wrapped = [part for line in self.lines for part in safe_text.wrapped(line, max(1, self._width))]
+            self._wrapped = [
+                (part, safe_text.ALARM if line.startswith("! ") else safe_text.PLAIN)
+                for line in self.lines
+                for part in safe_text.hanging(line, max(1, self._width))
+            ]
         return self._wrapped
 
 

@@ -268,6 +268,27 @@ async def test_late_answer_is_told_in_the_head() -> None:
         await tui_kit.says(pilot, "done: kill")
 
 
+async def test_text_of_agent_in_dialog_is_no_line_of_ours() -> None:
+    ours = ("! denied", "fix: grant it", "A grant is a lease for nothing.")
+    # Broken at their space, so that a piece begins with words like ours.
+    command = "\n".join(f"{'x' * 75} {line}" for line in ours)
+    approval = APPROVAL | {"command": command, "description": f"do\n{ours[0]}"}
+    daemon, supervisor = services(list_approvals={"approvals": [approval]})
+    supervisor.answers["approvals"] = {"requests": [], "leases": [], "now_ms": 0}
+    async with tui_kit.opened(tui_kit.sources(daemon, supervisor)) as pilot:
+        await tui_kit.show(pilot, "o")
+        await pilot.press("y")
+        await tui_kit.says(pilot, "1 once")
+        drawn: set[str] = set()
+        for _ in range(6):
+            # Between the borders of the dialog.
+            drawn.update(line[1:-1].strip() for line in tui_kit.lines(pilot))
+            await pilot.press("pagedown")
+        assert any(line.startswith("The log has the answer") for line in drawn)
+        assert {f"| {line}" for line in ours} <= {line[: 2 + len(one)] for line in drawn for one in ours}
+        assert [line for line in drawn if line.startswith(ours)] == []
+
+
 async def test_approval_is_answered_with_its_choice() -> None:
     daemon, supervisor = services()
     supervisor.answers["approvals"] = {"requests": [], "leases": [], "now_ms": 0}

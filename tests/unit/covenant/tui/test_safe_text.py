@@ -39,6 +39,21 @@ def test_lines_of_any_text_fit_and_steer_nothing(text: str, width: int) -> None:
         assert steers(line) == []
 
 
+@hypothesis.given(TEXTS, strategies.integers(4, 90))
+def test_pieces_of_a_quote_keep_its_mark(text: str, width: int) -> None:
+    for line in safe_text.hanging(safe_text.QUOTE + text, width):
+        assert line.startswith("| ")
+        assert cell_len(line) <= width
+        assert steers(line) == []
+
+
+@hypothesis.given(TEXTS, strategies.integers(4, 90))
+def test_pieces_after_the_first_are_indented(text: str, width: int) -> None:
+    first, *others = safe_text.hanging(f"name: {text}", width)
+    assert all(line.startswith("  ") for line in others)
+    assert max(map(cell_len, [first, *others])) <= width
+
+
 @hypothesis.given(strategies.text(strategies.characters(codec="ascii", categories=["L", "N", "P"]), max_size=300))
 def test_wrapped_text_keeps_every_character(text: str) -> None:
     assert "".join(safe_text.wrapped(text, 7)) == text
