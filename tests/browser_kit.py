@@ -33,7 +33,7 @@ OPTIONS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--mute-audio"),
     *("--hide-scrollbars", "--remote-debugging-pipe"),
 )
-SIZES = {"desk": (1280, 900), "phone": (390, 844)}
+SIZES = {"desk": (1280, 900), "phone": (360, 780)}
 
 
 def program() -> tuple[str, dict[str, str]]:

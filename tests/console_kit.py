@@ -36,6 +36,8 @@ MARKUP = (
 )
 HOSTILE = MARKUP + tui_data.HOSTILE.replace("\ud800", "")
 RUN = tui_data.RUNS[1]["run_id"]
+# The third below its root, with words that are wide in a picture.
+DEEPEST = tui_data.run(8, "W" * 40, parent=tui_data.RUNS[2]["run_id"], depth=3, state="Suspending", denied=1234)
 # The run of an intent.
 ASKED = tui_data.run(7, "hello", intent_id=tui_data.ANSWERING["intent_id"])
 INTENT = tui_data.INTENT
@@ -220,7 +222,7 @@ def opened(home: Path) -> Iterator[Console]:
     _filled(home)
     answers = {
         **tui_data.SUPERVISOR,
-        "top": {"runs": [*tui_data.RUNS, tui_data.run(6, MARKUP + tui_data.HOSTILE, state=HOSTILE), ASKED]},
+        "top": {"runs": [*tui_data.RUNS, DEEPEST, tui_data.run(6, MARKUP + tui_data.HOSTILE, state=HOSTILE), ASKED]},
         "workspace": _workspace,
     }
     service = tui_kit.Service(answers)

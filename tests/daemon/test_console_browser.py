@@ -86,7 +86,7 @@ def test_run_has_timeline_and_is_steered(console: Console) -> None:
     page.look("desk", "light")
     console.go(PAGES["run"])
     page.until("document.querySelectorAll('.timeline li.bad').length === 3")
-    assert page.evaluate("document.querySelectorAll('svg rect').length") == 3
+    assert page.evaluate("document.querySelectorAll('svg rect').length") == 4
     before = len(console.supervisor.of("operate"))
     page.click("suspend")
     page.until("document.querySelector('dialog[open]') !== null")
@@ -101,6 +101,26 @@ def test_run_has_timeline_and_is_steered(console: Console) -> None:
     assert console.supervisor.of("operate")[before:] == [
         {"operation": "suspend", "run": RUN, "tree": False, "reason": reason}
     ]
+
+
+@pytest.mark.parametrize("size", ["phone", "desk"])
+def test_delegation_tree_fits_the_window(console: Console, size: str) -> None:
+    """Of depth 3 without scrolling, each text within its box; also where the window changes its size."""
+    page = console.page
+    for name in ("run", "runs"):
+        page.look("desk" if size == "phone" else "phone", "light")
+        console.go(PAGES[name])
+        page.look(size, "light")
+        page.until("(({ scrollWidth, clientWidth }) => scrollWidth <= clientWidth)(document.querySelector('.wide'))")
+        # An inner picture has each box's texts, and clips them; how much was denied is never clipped.
+        script = """[...document.querySelectorAll('svg svg')].filter((one) => {
+            const [, text] = one.querySelectorAll('text');
+            const room = text.getSubStringLength(0, text.textContent.lastIndexOf('denied') + 6);
+            return getComputedStyle(one).overflow !== 'hidden' || room > one.width.baseVal.value;
+        }).map((one) => one.textContent)"""
+        assert page.evaluate(script) == []
+        assert "! 1234 denied" in page.evaluate("document.querySelector('svg').textContent")
+        page.picture(PICTURES / f"tree-{name}-{size}.png")
 
 
 def test_agent_may_beside_what_it_tried(console: Console) -> None:

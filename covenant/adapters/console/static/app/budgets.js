@@ -48,7 +48,7 @@ function Plot({ names, data }) {
     // One colour and different dashes: no colour is needed to tell the lines apart.
     const series = names.map((name, at) => ({ label: line(name, 40), stroke: at ? text : link, width: 2, dash: DASHES[at] }));
     const times = { ...axis, space: 120, values: (plot, seconds) => seconds.map((one) => when(one * 1000)) };
-    const options = { width: place.current.clientWidth, height: 260, series: [{ label: "time (UTC)" }, ...series], axes: [times, axis],
+    const options = { width: place.current.clientWidth, height: 260, padding: [null, 48, null, null], series: [{ label: "time (UTC)" }, ...series], axes: [times, axis],
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"), legend: { live: false } };
     const plot = new uPlot(options, data, place.current);
     const resize = () => plot.setSize({ width: place.current.clientWidth, height: 260 });

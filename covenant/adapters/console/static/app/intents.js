@@ -51,7 +51,7 @@ function Ways({ one }) {
   };
   return html`${one.run && html`<p>Run ${runLink(one.run)} works on it.
       <${Act} name="end it" about=${`The run of intent ${line(one.id)}, agent ${line(one.agent)}, is killed with every run below it. This cannot be undone. The log has it with the reason: ${REASON}.`} act=${kill} /></p>`}
-    ${one.status === "waits" && html`<p>It waits for credits.
+    ${one.status === "waits" && html`<p>It waits for credits.${" "}
       <${Act} name="start it again" about=${`Intent ${line(one.id)} is submitted again as you: ${line(one.text)}`} act=${resume} /></p>`}`;
 }
 

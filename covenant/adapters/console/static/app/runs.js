@@ -1,4 +1,5 @@
 // One run: its tree as a picture, and what happened in it in the order of time.
+import { useLayoutEffect, useRef, useState } from "../vendor/hooks.js";
 import { html } from "./html.js";
 import { runs, runsError } from "./live.js";
 import { runColumns } from "./overview.js";
@@ -43,22 +44,50 @@ function family(id) {
 }
 
 const [WIDTH, HEIGHT, STEP, INDENT] = [260, 48, 64, 60];
+// The least of a narrow window, in which boxes are nearer to each other and then narrower; below that it scrolls.
+const [LEAST_WIDTH, LEAST_INDENT, MARGIN] = [180, 20, 8];
+
+// The place that the page has for an element, now and after each change of the window.
+function useWidth() {
+  const [width, setWidth] = useState(Infinity);
+  const place = useRef(null);
+  useLayoutEffect(() => {
+    const look = () => setWidth(place.current.clientWidth);
+    const observer = new ResizeObserver(look);
+    observer.observe(place.current);
+    look();
+    return () => observer.disconnect();
+  }, []);
+  return [place, width];
+}
+
+// What an agent is called may be wider than its box: the inner picture ends where the box does.
+function Box({ run, x, y, width, chosen }) {
+  const denied = run.denied ? `! ${run.denied} denied ` : "";
+  return html`<rect class=${`box ${run.denied ? "denied" : ""}`} x=${x} y=${y} width=${width} height=${HEIGHT} rx="6" />
+    <svg x=${x + 10} y=${y} width=${width - 20} height=${HEIGHT}>
+      <text y="20" font-weight=${chosen ? "700" : "400"}>${line(run.agent_id).slice(0, 40)}</text>
+      <text y="38">${run.run_id.slice(0, 8)} ${denied}${line(run.state).slice(0, 24)}</text>
+    </svg>`;
+}
 
 export function Tree({ rows, of }) {
-  const place = new Map(rows.map((one, at) => [one.run_id, [8 + INDENT * one.depth, 8 + STEP * at]]));
-  const width = 16 + WIDTH + INDENT * Math.max(0, ...rows.map((one) => one.depth));
-  const height = STEP * rows.length;
-  return html`<div class="wide" tabindex="0" role="region" aria-label="The delegation tree">
+  const [box, room] = useWidth();
+  const deepest = Math.max(0, ...rows.map((one) => one.depth));
+  const free = room - 2 * MARGIN;
+  const indent = Math.min(INDENT, Math.max(LEAST_INDENT, Math.floor((free - WIDTH) / Math.max(1, deepest))));
+  const wide = Math.min(WIDTH, Math.max(LEAST_WIDTH, free - indent * deepest));
+  const place = new Map(rows.map((one, at) => [one.run_id, [MARGIN + indent * one.depth, MARGIN + STEP * at]]));
+  const [width, height] = [2 * MARGIN + wide + indent * deepest, STEP * rows.length];
+  return html`<div class="wide" ref=${box} tabindex="0" role="region" aria-label="The delegation tree">
     <svg width=${width} height=${height} viewBox=${`0 0 ${width} ${height}`} role="img"
       aria-label=${`The delegation tree: ${rows.length} runs; the table of live runs on the overview says the same`}>
       ${rows.map((one) => {
         const [x, y] = place.get(one.run_id);
         const [px, py] = place.get(one.parent) ?? [];
         return html`<g key=${one.run_id}>
-          ${px !== undefined && html`<path class="edge" d=${`M${px + 20} ${py + HEIGHT}V${y + HEIGHT / 2}H${x}`} />`}
-          <rect class=${`box ${one.denied ? "denied" : ""}`} x=${x} y=${y} width=${WIDTH} height=${HEIGHT} rx="6" />
-          <text x=${x + 10} y=${y + 20} font-weight=${one.run_id === of ? "700" : "400"}>${line(one.agent_id).slice(0, 32)}</text>
-          <text x=${x + 10} y=${y + 38}>${one.run_id.slice(0, 8)} ${line(one.state).slice(0, 14)}${one.denied ? ` ! ${one.denied} denied` : ""}</text>
+          ${px !== undefined && html`<path class="edge" d=${`M${px + indent / 3} ${py + HEIGHT}V${y + HEIGHT / 2}H${x}`} />`}
+          <${Box} run=${one} x=${x} y=${y} width=${wide} chosen=${one.run_id === of} />
         </g>`;
       })}
     </svg>
