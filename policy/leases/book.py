@@ -72,6 +72,8 @@ class LeaseBook:
         self._holds = holds
         self._open: dict[str, HeldRequest] = {}
         self._leases: dict[tuple[str, str], Lease] = {}
+        # Leases with a later one for their target: what they opened goes on, and they begin nothing.
+        self._past: list[Lease] = []
         self._nonces: set[str] = set()
         self._quiet: dict[tuple[str, str], int] = {}
         self._count = 0
@@ -84,7 +86,7 @@ class LeaseBook:
     @property
     def leases(self) -> tuple[Lease, ...]:
         """The leases that have not ended."""
-        return tuple(self._leases.values())
+        return (*self._past, *self._leases.values())
 
     def live(self, kind: str, target: str, now_ms: int) -> Lease | None:
         """Return the lease under which a new use of a target may begin. None without one."""
@@ -180,6 +182,8 @@ class LeaseBook:
             signed.signers,
             signed.sha256,
         )
+        if (before := self._leases.get((held.kind, statement.target))) is not None:
+            self._past.append(before)
         self._leases[held.kind, statement.target] = made
         return made
 
@@ -193,9 +197,9 @@ class LeaseBook:
 
     def withdraw(self, sha256: str) -> Lease | None:
         """Take a lease out before its end, by the digest of its statement. None: it has ended."""
-        found = next((one for one in self._leases.values() if one.sha256 == sha256), None)
+        found = next((one for one in self.leases if one.sha256 == sha256), None)
         if found is not None:
-            del self._leases[found.kind, found.target]
+            self._remove(found)
         return found
 
     def overdue(self, now_ms: int) -> tuple[tuple[HeldRequest, ...], tuple[Lease, ...]]:
@@ -203,7 +207,13 @@ class LeaseBook:
         late = tuple(one for one in self._open.values() if one.ends_ms <= now_ms)
         for one in late:
             self.deny(one.id, now_ms=now_ms)
-        ended = tuple(one for one in self._leases.values() if one.ends_ms <= now_ms)
+        ended = tuple(one for one in self.leases if one.ends_ms <= now_ms)
         for lease in ended:
-            del self._leases[lease.kind, lease.target]
+            self._remove(lease)
         return late, ended
+
+    def _remove(self, lease: Lease) -> None:
+        if self._leases.get((lease.kind, lease.target)) is lease:
+            del self._leases[lease.kind, lease.target]
+        else:
+            self._past.remove(lease)

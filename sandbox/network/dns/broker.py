@@ -146,9 +146,13 @@ class SetBroker(GateRows):
     def end(self, lease: Lease) -> None:
         """Take the addresses of a name out of the sets, but for those of another name with a lease.
 
+        A later lease for the name needs them: they leave the sets when it ends, or by their time.
+
         Raises:
             errors.KernelError: one stays in its set.
         """
+        if self._desk is not None and self._desk.live("network", lease.target) is not None:
+            return
         mine = self._leased.pop(lease.target, set())
         kept = set().union(*self._leased.values()) if self._leased else set()
         for pair in mine - kept:

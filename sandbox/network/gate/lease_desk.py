@@ -32,7 +32,10 @@ class LeasedGate(Protocol):
         """Let the target of a lease pass from now on."""
 
     def end(self, lease: Lease) -> None:
-        """Let it pass no more. ``lease.spent``: what it opened may go on."""
+        """Let it pass no more, and end what it opened: this lease, and no later one for the same target.
+
+        ``lease.spent``: what it opened may go on.
+        """
 
 
 class LeaseDesk:
@@ -68,11 +71,14 @@ class LeaseDesk:
         """The time of the leases."""
         return int(self._clock() * 1000)
 
+    def live(self, kind: Kind, target: str) -> Lease | None:
+        """Return the lease under which a new use of a target may begin."""
+        return self.book.live(kind, target, self.now_ms)
+
     def seconds(self, kind: Kind, target: str) -> float | None:
         """Return how long a new use of a target may still begin. None without a live lease."""
-        now_ms = self.now_ms
-        found = self.book.live(kind, target, now_ms)
-        return None if found is None else (found.ends_ms - now_ms) / 1000
+        found = self.live(kind, target)
+        return None if found is None else (found.ends_ms - self.now_ms) / 1000
 
     def ask(
         self, kind: Kind, target: str, seconds: int, then: Then, *, side_effect: str = "", arguments: str = ""

@@ -39,6 +39,7 @@ class HeldRequests:
 
     def __init__(self, terms: HeldRequestTerms, injected: InjectSet, over: Callable[[int], None]) -> None:
         self._terms, self._injected, self._over = terms, injected, over
+        # The number of each request under way, with the id of its lease.
         self._sent: dict[int, str] = {}
         terms.desk.attach(self)
 
@@ -57,10 +58,11 @@ class HeldRequests:
         target = self._target(row)
         if target is None:
             return None
-        if self._terms.desk.seconds(KIND, target) is None:
+        lease = self._terms.desk.live(KIND, target)
+        if lease is None:
             return False
         self._terms.desk.used(KIND, target)
-        self._sent[number] = target
+        self._sent[number] = lease.id
         return True
 
     def ended(self, number: int) -> None:
@@ -74,8 +76,8 @@ class HeldRequests:
         """End the requests under way that a lease let pass. Those of a spent one go on until its time."""
         if lease.kind != KIND or (lease.spent and lease.ends_ms > self._terms.desk.now_ms):
             return
-        for number, target in list(self._sent.items()):
-            if lease.target in targets.covering(KIND, target):
+        for number, lease_id in list(self._sent.items()):
+            if lease_id == lease.id:
                 self._over(number)
 
     def _target(self, row: Mapping[str, str]) -> str | None:

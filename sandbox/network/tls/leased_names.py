@@ -6,7 +6,7 @@ import contextlib
 import socket
 from typing import Final
 
-_MESSAGE_BYTES: Final = 256
+_MESSAGE_BYTES: Final = 288
 _AT_ONCE: Final = 64
 
 
@@ -15,9 +15,10 @@ class LeasedNames:
 
     def __init__(self, line: socket.socket | None = None) -> None:
         self._line = line
-        # Each name with whether it is for one connection.
-        self._live: dict[str, bool] = {}
-        self._ended: list[str] = []
+        # Each name with the number of its lease, and whether it is for one connection.
+        self._live: dict[str, tuple[int, bool]] = {}
+        self._begun: set[int] = set()
+        self._ended: list[int] = []
 
     def fileno(self) -> int:
         """Readable when there are changes. -1 where no name needs a lease."""
@@ -28,18 +29,27 @@ class LeasedNames:
         self.read()
         return name in self._live
 
-    def ended(self) -> list[str]:
-        """Return the names, as far as ``read``, whose connections are to be ended, once each."""
+    def ended(self) -> list[int]:
+        """Return the leases, as far as ``read``, whose connections are to be ended, once each."""
         ended, self._ended = self._ended, []
         return ended
 
-    def take(self, name: str) -> bool:
-        """Begin a connection. Returns whether it is the only one of its lease; no other may begin then."""
-        return self._live.get(name, False) and self._live.pop(name)
+    def take(self, name: str) -> tuple[int, bool]:
+        """Begin a connection. Returns the number of its lease, and whether it is the only one; no other may begin then.
 
-    def give_back(self, name: str) -> None:
-        """Let another connection begin in the place of one that no server took."""
-        self._live.setdefault(name, True)
+        The lease may have ended since ``live``: then its number is 0, which ``ended`` returns.
+        """
+        number, only = self._live.get(name, (0, False))
+        if only:
+            del self._live[name]
+        if not number:
+            self._ended.append(0)
+        return number, only
+
+    def give_back(self, name: str, number: int) -> None:
+        """Let another connection begin in the place of one that no server took, unless its lease has ended."""
+        if number in self._begun:
+            self._live.setdefault(name, (number, True))
 
     def used(self, name: str) -> None:
         """Report that the one connection was made."""
@@ -58,9 +68,13 @@ class LeasedNames:
                 self._line = None  # the supervisor is gone, and the run with it
                 self._live.clear()
                 return
-            what, name = data[:1], data[1:].decode("ascii")
+            digits, _, name = data[1:].decode("ascii").partition(" ")
+            number, what = int(digits), data[:1]
             if what == b"-":
-                self._live.pop(name, None)
-                self._ended.append(name)
+                self._begun.discard(number)
+                if self._live.get(name, (0, False))[0] == number:
+                    del self._live[name]
+                self._ended.append(number)
             else:
-                self._live[name] = what == b"1"
+                self._begun.add(number)
+                self._live[name] = number, what == b"1"

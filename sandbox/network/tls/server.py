@@ -61,7 +61,8 @@ class TlsServer:
         self._plan, self._denied, self._most = TlsPlan(plan, self._leases), denied, most
         # Connections that are the only one of their lease, until a server has taken them.
         self._only: set[Connection] = set()
-        self._met: set[Connection] = set()
+        # Each connection under a lease, with the number of the lease.
+        self._met: dict[Connection, int] = {}
         self._pipes = Pipes()
         self._epoll = select.epoll()
         self._listeners = {one.fileno(): one for one in listeners}
@@ -139,9 +140,9 @@ class TlsServer:
                 reset_on_close(agent)
                 agent.close()
 
-    def _end(self, hosts: Sequence[str]) -> None:
+    def _end(self, leases: Sequence[int]) -> None:
         """End the connections of leases that are over."""
-        for connection in [one for one in self._connections if one.leased and one.name in hosts] if hosts else ():
+        for connection in [one for one, number in self._met.items() if number in leases] if leases else ():
             connection.close()
             self._wait_for(connection)
 
@@ -149,15 +150,18 @@ class TlsServer:
         """Count a connection under a lease: it may be the only one, which counts once a server has taken it."""
         assert connection.name is not None
         if connection not in self._met:
-            self._met.add(connection)
-            if self._leases.take(connection.name):
+            self._met[connection], only = self._leases.take(connection.name)
+            if only:
                 self._only.add(connection)
         over = connection.stage is Stage.CLOSED
         if connection in self._only and (connection.is_made or over):
             self._only.discard(connection)
-            (self._leases.used if connection.is_made else self._leases.give_back)(connection.name)
+            if connection.is_made:
+                self._leases.used(connection.name)
+            else:
+                self._leases.give_back(connection.name, self._met[connection])
         if over:
-            self._met.discard(connection)
+            self._met.pop(connection, None)
 
     def _count(self, connection: Connection) -> None:
         """Count what a connection carried since it was last counted."""

@@ -97,3 +97,25 @@ def test_lease_for_something_else_is_refused(changes: dict[str, Any], now_ms: in
     with pytest.raises(errors.LeaseError, match=said):
         book.grant(signed(**changes), now_ms=now_ms)
     book.grant(signed(), now_ms=1)  # nothing of it changed the book
+
+
+def test_second_lease_for_one_use_counts_once_more() -> None:
+    book = made()
+    for number in (1, 2):
+        ask(book, number, now_ms=number)
+        changes = {"nonce": f"{number:032x}", "request_id": f"{number:016x}", "duration": "once"}
+        book.grant(signed(**changes), now_ms=number)
+        assert book.live("network", "a.example.com", 5) is not None
+        assert book.use("network", "a.example.com") is not None
+        assert book.live("network", "a.example.com", 5) is None
+        assert book.use("network", "a.example.com") is None
+        # The same again, also in the name of another open request.
+        ask(book, 9, now_ms=number)
+        for request in (number, 9):
+            with pytest.raises(errors.LeaseError, match="given before"):
+                book.grant(signed(**changes | {"request_id": f"{request:016x}"}), now_ms=number)
+        book.deny(f"{9:016x}", now_ms=-books.QUIET_MS)
+    # Both are to be ended, each at its time.
+    assert [one.id for one in book.leases] == [f"{1:032x}", f"{2:032x}"]
+    assert len(book.overdue(10_000)[1]) == 2
+    assert book.leases == ()
