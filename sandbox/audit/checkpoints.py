@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -113,6 +113,25 @@ def up_to(state: Path, head_folder: int, tree: merkle.Frontier) -> dict[str, byt
     return {f"audit/{FILE}": b"".join(one + b"\n" for one in lines), f"audit-head/{PUBLIC_KEY}": vkey}
 
 
+def prune(state: Path, rows: Iterable[bytes], cut: int) -> None:
+    """Remove the checkpoints of fewer than ``cut`` rows, which no row that is left leads to; the archive has them.
+
+    One that a row in ``rows`` tells of stays: it would be missed.
+
+    Raises:
+        errors.LedgerError: another process makes a checkpoint, or a line of the file is none.
+        OSError: a disk refused a write. The file is as it was.
+    """
+    told = {json.loads(row)["kind"]["tree_size"] for row in rows if _NEEDLE in row}
+    with contextlib.ExitStack() as stack:
+        file, _ = stack.enter_context(_held(state))
+        lines = os.pread(file, log_files.size(file), 0).splitlines(keepends=True)
+        sizes = [_parsed(line)[1].size for line in lines]
+        left = [line for line, size in zip(lines, sizes, strict=True) if size >= cut or size in told]
+        if len(left) < len(lines):
+            atomic_file.replace(log_files.open_directory(state / "audit", stack), FILE, b"".join(left))
+
+
 def _verifier(public: Ed25519PublicKey, key: Ed25519PrivateKey) -> bytes:
     return note.Verifier(origin(public), note.SIGNATURE, key.public_key()).text.encode() + b"\n"
 
@@ -123,11 +142,7 @@ def _held(state: Path) -> Iterator[tuple[int, int]]:
     with contextlib.ExitStack() as stack:
         folder = log_files.open_directory(state / "audit", stack)
         head_folder = log_files.open_directory(state / "audit-head", stack)
-        file = os.open(FILE, _OPEN, 0o600, dir_fd=folder)
-        stack.callback(os.close, file)
-        log_files.check_private(atomic_file.opened(file), FILE)
-        if not atomic_file.take(file, _LOCK_SECONDS):
-            raise errors.LedgerError("another process makes a checkpoint", hint="wait for it", where=str(state))
+        file = _locked(folder, stack, state)
         end = log_files.size(file)
         if end and os.pread(file, 1, end - 1) != b"\n":
             block = os.pread(file, min(end, note.MAX_BYTES * 2), max(0, end - note.MAX_BYTES * 2))
@@ -135,6 +150,19 @@ def _held(state: Path) -> Iterator[tuple[int, int]]:
             os.fsync(file)
         os.fsync(folder)
         yield file, head_folder
+
+
+def _locked(folder: int, stack: contextlib.ExitStack, state: Path) -> int:
+    """Open the file of checkpoints and lock it. Retry where a cut replaced it while this process waited."""
+    while True:
+        file = os.open(FILE, _OPEN, 0o600, dir_fd=folder)
+        stack.callback(os.close, file)
+        log_files.check_private(atomic_file.opened(file), FILE)
+        if not atomic_file.take(file, _LOCK_SECONDS):
+            raise errors.LedgerError("another process makes a checkpoint", hint="wait for it", where=str(state))
+        info = os.fstat(file)
+        if atomic_file.which(folder, FILE)[0] == (info.st_dev, info.st_ino):
+            return file
 
 
 def _newest(file: int, head_folder: int, state: Path) -> note.Note | None:

@@ -132,7 +132,10 @@ def cut(
         # The cut may have taken the row of the newest checkpoint: without a row a checkpoint that is taken away is not
         # missed.
         told = _written(checkpoints.KIND, checkpoints.fields(signed), issuer, now_ms)
-        _replace(folder, head_folder, [first, *rows[taken:], told], key)
+        left = [first, *rows[taken:], told]
+        _replace(
+            folder, head_folder, left, key, lambda: checkpoints.prune(state, (row.line for row in left), tree.size)
+        )
         return Done(taken - had_rebase, len(rows) - taken, rows[taken - 1].timestamp_ms)
 
 
@@ -227,7 +230,14 @@ def _archive(place: Path, rows: Sequence[chain.ChainRow], key: Ed25519PrivateKey
         atomic_file.sync_directory(path)
 
 
-def _replace(folder: int, head_folder: int, rows: Sequence[chain.ChainRow], key: Ed25519PrivateKey) -> None:
+def _replace(
+    folder: int,
+    head_folder: int,
+    rows: Sequence[chain.ChainRow],
+    key: Ed25519PrivateKey,
+    settled: Callable[[], None],
+) -> None:
+    """Replace the files; ``settled`` is called while readers of the old ones wait."""
     entries, before, head = chain.extend(chain.Head(), rows)
     for name, content in zip(_NEW, (b"".join(row.line + b"\n" for row in rows), entries), strict=True):
         atomic_file.replace(folder, name, content)
@@ -239,6 +249,7 @@ def _replace(folder: int, head_folder: int, rows: Sequence[chain.ChainRow], key:
         # INVARIANT: both new files are durable before the new head, and the new head before the old files go.
         atomic_file.replace(head_folder, _HEAD, _heads(head, before, key))
         _settle(folder, head_folder)
+        settled()
 
 
 def _settle(folder: int, head_folder: int) -> None:

@@ -67,16 +67,29 @@ def purge(before_ms: int | None, older_than_ms: int | None, as_json: bool) -> No
         common.say(f"{answer['purged']} rows cut")
 
 
-@click.command(epilog=client.examples("covenant audit prove 6f0c3c2e-5f4b-4d0a-9a54-1c1f6e0f7a11"))
+@click.command(
+    epilog=client.examples(
+        "covenant audit prove 6f0c3c2e-5f4b-4d0a-9a54-1c1f6e0f7a11",
+        "covenant audit prove --log supervisor 6f0c3c2e-5f4b-4d0a-9a54-1c1f6e0f7a11",
+    )
+)
 @click.argument("event_id")
+@click.option("--log", "name", type=click.Choice(("daemon", "supervisor")), default="daemon", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
-def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
-    """Prove that a row is in the daemon's log, and check the proof against its checkpoint. Status 3: it has no such
-    row, or none that you may see."""
+def prove(ctx: click.Context, event_id: str, name: str, as_json: bool) -> None:
+    """Prove that a row is in a log, and check the proof against its checkpoint. Status 3: it has no such row, or none
+    that you may see.
+
+    The supervisor's log, or an archive of it that COVENANT_STATE names, is read from its files, by its owner.
+    """
     from policy.audit_log import merkle, note
 
-    proof = _asked("prove_audit_inclusion", event_id=event_id, extended=True)["proof"]
+    if name == "supervisor":
+        proof, keys = _supervisors_proof(event_id)
+    else:
+        proof = _asked("prove_audit_inclusion", event_id=event_id, extended=True)["proof"]
+        keys = []
     if proof is None:
         if as_json:
             common.emit({"kind": "audit_inclusion", "proof": None})
@@ -85,7 +98,7 @@ def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
         ctx.exit(common.EXIT_NO)
     leaf, path = bytes.fromhex(proof["leaf_hash_hex"]), tuple(map(bytes.fromhex, proof["path_hex"]))
     signed = note.Note.parse(proof["checkpoint"].encode())
-    by = signed.verified([_log_key(), *_witnesses(signed)])
+    by = signed.verified(keys or [_log_key(), *_witnesses(signed)])
     root = note.Checkpoint.parse(signed.text).root
     if not merkle.includes(merkle.Inclusion(proof["leaf_index"], proof["tree_size"], leaf, path), root):
         raise errors.NoteError("the proof does not lead to the checkpoint's root")
@@ -96,6 +109,55 @@ def prove(ctx: click.Context, event_id: str, as_json: bool) -> None:
     for one in by:
         seen = "" if one.time_s is None else f", who saw it at {one.time_s} (Unix seconds)"
         common.say(f"  signed by {common.visible(one.verifier.name)}{seen}")
+
+
+def _supervisors_proof(event_id: str) -> tuple[dict[str, Any] | None, list[note.Verifier]]:
+    """Return the proof of a row of the supervisor's log by the first checkpoint over it, and the checkpoints' key.
+
+    A checkpoint is made where none covers the row yet.
+
+    Raises:
+        errors.UsageError: none can be made for it.
+        errors.LedgerError: there is no log, or it is another user's.
+    """
+    from covenant.cli.audit import read_logs
+    from policy.audit_log import note
+
+    log = read_logs.read_log("supervisor")
+    lines = log.events.split(b"\n")[:-1]
+    tree = _tree_of(lines)
+    at = next((at for at, line in enumerate(lines) if _is_row(line, event_id)), None)
+    index = None if at is None else tree.size - len(lines) + at
+    if index is None or index < tree.cut:
+        return None, []
+    stored = [(size, signed) for size, (_, signed) in _stored_checkpoints(log).items() if index < size <= tree.size]
+    signed = min(stored, key=lambda one: one[0])[1] if stored else _newest_of_supervisor()
+    given = note.Checkpoint.parse(signed.text)
+    if given.size <= index:
+        raise errors.UsageError(
+            "no checkpoint covers this row yet: only rows about checkpoints came since the newest",
+            hint="repeat after the next run",
+        )
+    if given.size > tree.size:  # it covers rows that came since they were read
+        tree = _tree("supervisor")
+    proof = {
+        "event_id": event_id,
+        "leaf_index": index,
+        "tree_size": given.size,
+        "leaf_hash_hex": tree.leaf(index).hex(),
+        "root_hash_hex": given.root.hex(),
+        "path_hex": [value.hex() for value in tree.inclusion(index, given.size)],
+        "checkpoint": signed.raw.decode(),
+    }
+    return proof, [_log_key(log.path.with_name("audit-head"))]
+
+
+def _is_row(line: bytes, event_id: str) -> bool:
+    if event_id.encode() not in line:
+        return False
+    with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
+        return bool(json.loads(line)["id"] == event_id)
+    return False
 
 
 @click.command(
@@ -231,10 +293,7 @@ def _tree(name: str) -> merkle.Tree:
     """The tree over the rows of a log, from the files."""
     from covenant.cli.audit import read_logs
 
-    log = next((log for log in read_logs.read_logs() if log.name == name), None)
-    if log is None:
-        raise errors.LedgerError(f"the {name} has no log here", hint="set COVENANT_HOME")
-    return _tree_of(log.events.split(b"\n")[:-1])
+    return _tree_of(read_logs.read_log(name).events.split(b"\n")[:-1])
 
 
 def _tree_of(lines: list[bytes]) -> merkle.Tree:

@@ -62,6 +62,18 @@ def read_logs() -> list[LogBytes]:
     return logs
 
 
+def read_log(name: str) -> LogBytes:
+    """Read the log of the daemon or of the supervisor.
+
+    Raises:
+        errors.LedgerError: it has none here, or one cannot be read.
+    """
+    log = next((log for log in read_logs() if log.name == name), None)
+    if log is None:
+        raise errors.LedgerError(f"the {name} has no log here", hint="set COVENANT_HOME")
+    return log
+
+
 def places() -> list[tuple[str, Path]]:
     """Return the possible places of logs. Creates no directory."""
     home = os.environ.get("COVENANT_HOME")

@@ -131,7 +131,7 @@ TABLE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("verify", "--window 7", "verify", {"window": 7}),
     ("audit purge", "--before-ms 5", "purge_audit", {"before_ms": 5}),
     ("audit purge", "--older-than-ms 5", "purge_audit", {"before_ms": NOW - 5}),
-    ("audit prove", NAME, "prove_audit_inclusion", {"event_id": NAME, "extended": True}),
+    ("audit prove", f"{NAME} --log daemon", "prove_audit_inclusion", {"event_id": NAME, "extended": True}),
     ("audit provenance", "--limit 7 --since-ms 1 --until-ms 2 --actor a --approver b --rule c --outcome d",
      "query_provenance",
      {"limit": 7, "since_ms": 1, "until_ms": 2, "actor": "a", "approver": "b", "rule": "c", "outcome": "d"}),

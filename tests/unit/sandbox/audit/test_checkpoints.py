@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
 from covenant.cli.audit import proofs, read_logs
 from policy import errors
-from policy.audit_log import merkle, note
+from policy.audit_log import merkle, note, truncation
 from sandbox.audit import checkpoint_row, checkpoints, log_cut
 from sandbox.config import Config
 from sandbox.serve import metrics_worker
@@ -79,14 +81,49 @@ def test_cut_keeps_checkpoints_and_its_archive_has_some(
     _filled(state, range(4, 10))
     roots = _roots(state)
     log_cut.cut(state, 7, tmp_path / "old", issuer=ISSUER, now_ms=20)
-    assert [(one.size, one.root) for one in _signed(state)] == [(size, roots[size]) for size in (4, 10)]
+    # That of 4 rows, which no row tells of, is the archive's alone.
+    assert [(one.size, one.root) for one in _signed(state)] == [(10, roots[10])]
     # Of the archive's rows each is covered.
     assert [(one.size, one.root) for one in _signed(tmp_path / "old")] == [(size, roots[size]) for size in (4, 7)]
     _filled(state, range(21, 23))
     assert checkpoint_row.make(state) is not None
-    assert [one.size for one in _signed(state)] == [4, 10, 13]
+    assert [one.size for one in _signed(state)] == [10, 13]
     assert _holds(state, monkeypatch)
     assert _holds(tmp_path / "old", monkeypatch)
+
+
+def test_cut_keeps_checkpoint_that_a_row_tells_of(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _filled(state, range(4))
+    checkpoint_row.make(state)
+    _filled(state, range(10, 12))
+    # The four rows are cut, and the row that tells of their checkpoint stays: its time is the clock's.
+    log_cut.cut(state, 4, tmp_path / "old", issuer=ISSUER, now_ms=20)
+    assert [one.size for one in _signed(state)] == [4, 7]
+    assert _holds(state, monkeypatch)
+    # The next cut takes that row, and the checkpoint with it.
+    log_cut.cut(state, 2**60, tmp_path / "older", issuer=ISSUER, now_ms=21)
+    assert 4 not in [one.size for one in _signed(state)]
+    assert _holds(state, monkeypatch)
+    assert _holds(tmp_path / "older", monkeypatch)
+
+
+def test_maker_writes_into_the_file_of_the_name(state: Path, tmp_path: Path) -> None:
+    """A cut replaced the file while the maker waited for its lock."""
+    _filled(state, range(4))
+    checkpoints.make(state)
+    _filled(state, range(4, 10))
+    old = state / "audit" / checkpoints.FILE
+    with old.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        maker = threading.Thread(target=checkpoints.make, args=(state,))
+        maker.start()
+        # As a cut does while the maker waits.
+        lines = old.read_bytes()
+        (state / "audit" / "other").write_bytes(lines)
+        (state / "audit" / "other").chmod(0o600)
+        os.rename(state / "audit" / "other", old)
+    maker.join(60)
+    assert [one.size for one in _signed(state)] == [4, 10]
 
 
 def test_kill_at_any_step_leaves_a_log_that_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +218,37 @@ def test_verb_makes_one_and_shows_how_the_log_grew(tmp_path: Path, monkeypatch: 
     _filled(place, range(3, 6))
     assert call("audit", "checkpoint", "--log", "supervisor", "--old", "3").output.startswith("old 3\n")
     assert document("audit", "verify")["valid"]
+
+
+def test_each_row_is_proved_by_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "supervisor"
+    place.mkdir(mode=0o700)
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("COVENANT_HOME", str(tmp_path))
+    monkeypatch.setenv("COVENANT_STATE", str(place))
+    _filled(place, range(4))
+    checkpoints.make(place)
+    _filled(place, range(4, 10))
+    log_cut.cut(place, 5, tmp_path / "old", issuer=ISSUER, now_ms=20)
+    _filled(place, range(21, 23))
+    ids = list[str]()
+    for where, first in ((place, 5), (tmp_path / "old", 0)):
+        monkeypatch.setenv("COVENANT_STATE", str(where))
+        rows = [json.loads(line) for line in paths(where)[0].read_bytes().splitlines()]
+        ids = [row["id"] for row in rows if row["kind"]["type"] != truncation.KIND]
+        for at, event_id in enumerate(ids):
+            proof = document("audit", "prove", "--log", "supervisor", event_id)["proof"]
+            assert proof["leaf_index"] == first + at
+    # Of the last rows none was covered: the verb made one. Rows that were cut are in the archive alone.
+    assert [one.size for one in _signed(place)] == [10, 13]
+    monkeypatch.setenv("COVENANT_STATE", str(place))
+    assert call("audit", "prove", "--log", "supervisor", ids[0]).exit_code == 3
+    # A row that was changed has no proof that leads to the checkpoint.
+    events = paths(place)[0]
+    changed = json.loads(events.read_bytes().splitlines()[1])["id"]
+    events.write_bytes(events.read_bytes().replace(b"row 5", b"row x"))
+    refused = call("audit", "prove", "--log", "supervisor", changed)
+    assert "does not lead to the checkpoint's root" in str(refused.exception), refused.output
 
 
 def test_worker_signs_by_its_clock(state: Path) -> None:
