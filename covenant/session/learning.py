@@ -152,13 +152,21 @@ class Root:
 
 
 def _first_line(path: str) -> str:
-    """Return the interpreter that a script names, empty for another file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    with open(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode) or file.read(2) != b"#!":
+    """Return the interpreter that a script names, empty for another file.
+
+    Only a regular file is opened: to open a device may change it, and a writer of a fifo notices.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, place)
+            if not stat.S_ISREG(os.fstat(place).st_mode):
+                return ""
+            # By /proc: the file that was looked at, whatever has the name by now.
+            file = stack.enter_context(open(f"/proc/self/fd/{place}", "rb"))
+        except OSError:
+            return ""
+        if file.read(2) != b"#!":
             return ""
         words = file.readline(_FIRST_LINE).split()
     return words[0].decode("utf-8", "surrogateescape") if words else ""

@@ -34,6 +34,7 @@ def of(source: str) -> list[dict[str, Any]]:
 
 def test_each_case_says_its_own_thing() -> None:
     assert len({case["inputs"]["about"] for case in CASES.values()}) == len(CASES)
+    assert len([case for case in CASES.values() if "manifest" in case["outputs"]]) >= 40
 
 
 @pytest.mark.parametrize("source", formats.NAMES)

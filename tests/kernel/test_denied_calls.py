@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any
 
@@ -184,3 +185,25 @@ def test_path_of_agent_adds_no_denial_but_its_own(world: World) -> None:
     world.configure()
     answer = world.run_code(HEAD + INJECTED + TAIL)
     assert told(world, answer.run_id) == {}
+
+
+# Without a network, with unix sockets; the last one's address has no server.
+CONNECTIONS = """
+import socket
+def tried(family, kind, *place):
+    try: socket.socket(family, kind).connect(*place); return 0
+    except OSError as e: return e.errno
+four, six, tcp, udp = socket.AF_INET, socket.AF_INET6, socket.SOCK_STREAM, socket.SOCK_DGRAM
+answer = [
+    tried(four, tcp, ("203.0.113.5", 443)), tried(four, udp, ("192.0.2.9", 53)), tried(six, tcp, ("2001:db8::1", 8443)),
+    tried(socket.AF_UNIX, tcp, "/tmp/none"),
+]
+"""
+
+
+def test_connection_without_network_is_refused_at_its_socket(world: World) -> None:
+    more = '[permissions.syscalls]\nallow = ["socket", "connect", "getpeername"]'
+    answer = world.run_code(HEAD + CONNECTIONS + TAIL, more=more)
+    assert answer.result is not None, (answer.error, answer.stderr)
+    assert answer.result.text == str([EPERM] * 3 + [errno.ENOENT])
+    assert told(world, answer.run_id) == {("syscall", "socket", "arguments"): 3}
