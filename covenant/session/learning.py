@@ -162,7 +162,7 @@ def _first_line(path: str) -> str:
             stack.callback(os.close, place)
             if not stat.S_ISREG(os.fstat(place).st_mode):
                 return ""
-            # By /proc: the file that was looked at, whatever has the name by now.
+            # By /proc: the file that was looked at. Another file may have its name by now.
             file = stack.enter_context(open(f"/proc/self/fd/{place}", "rb"))
         except OSError:
             return ""

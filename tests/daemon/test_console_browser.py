@@ -105,7 +105,7 @@ def test_run_has_timeline_and_is_steered(console: Console) -> None:
 
 @pytest.mark.parametrize("size", ["phone", "desk"])
 def test_delegation_tree_fits_the_window(console: Console, size: str) -> None:
-    """Of depth 3 without scrolling, each text within its box; also where the window changes its size."""
+    """Show depth 3 without scrolling, each text within its box; also where the window changes its size."""
     page = console.page
     for name in ("run", "runs"):
         page.look("desk" if size == "phone" else "phone", "light")

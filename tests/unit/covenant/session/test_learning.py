@@ -1,4 +1,4 @@
-"""What learning reads of the host: the first lines of scripts, and of nothing else."""
+"""First lines of scripts that learning reads on the host, and files that it must not open."""
 
 from __future__ import annotations
 
