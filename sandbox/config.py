@@ -93,7 +93,10 @@ SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
 class TlsSettings(pydantic.BaseModel):
-    """``ca`` are files of authorities that are believed beside those of the system, where a gate itself speaks TLS."""
+    """``ca`` are files of authorities that are believed beside those of the system.
+
+    Gates that speak TLS themselves believe them, and the relays of tool servers over HTTP.
+    """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -127,6 +130,17 @@ class TlsSettings(pydantic.BaseModel):
             except errors.HostError as e:
                 raise errors.ConfigError(f"tls.ca: {e.message}", hint=e.hint) from e
         return tuple(map(str, self.ca))
+
+    def authorities(self) -> bytes:
+        """Return the content of the files beside the system's.
+
+        Raises:
+            errors.ConfigError: Raised when one cannot be read, or others can write it.
+        """
+        try:
+            return b"".join(Path(one).read_bytes().rstrip() + b"\n" for one in self.further())
+        except OSError as e:
+            raise errors.ConfigError(f"tls.ca: {e.filename}: {e.strerror}", hint="name files of certificates") from e
 
 
 _COLLECTOR = r"^(https://[A-Za-z0-9._-]{1,253}|https?://(localhost|127\.0\.0\.1|\[::1\]))(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]{0,200})?$|^$"

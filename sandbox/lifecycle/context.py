@@ -391,6 +391,7 @@ class RunContext:
         return tool_terms.of(
             decision,
             self.request.package,
+            self.dependencies.config,
             self.rows,
             self.denials.told,
             start=functools.partial(start, self.request),

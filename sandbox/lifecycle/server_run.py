@@ -28,7 +28,14 @@ def run_server(dependencies: RunDependencies, parent: Request, source: ToolSourc
     tools: ToolManifest = source.tools
     server = next(one for one in tools.servers if one.alias == asked.alias)
     with contextlib.ExitStack() as stack, contextlib.suppress(errors.CovenantError):
-        package = server_package.package_of(parent.package, tools, server, seconds=source.seconds, with_secrets=True)
+        package = server_package.package_of(
+            parent.package,
+            tools,
+            server,
+            seconds=source.seconds,
+            with_secrets=True,
+            authorities=source.authorities,
+        )
         name = server_package.agent_id(tools, server)
         request = Request(
             package=package,

@@ -19,6 +19,7 @@ from sandbox.broker.children import Spawn
 from sandbox.broker.mcp_calls import McpCalls
 from sandbox.broker.server import Broker
 from sandbox.broker.tool_servers import ServerRequest, ToolServers
+from sandbox.config import Config
 from sandbox.lifecycle.types import ToolSource
 from sandbox.network.tools.ledger import ToolTerms
 
@@ -26,6 +27,7 @@ from sandbox.network.tools.ledger import ToolTerms
 def of(
     decision: Decision,
     package: Package,
+    config: Config,
     rows: RunEvents,
     denied: denials.Told,
     *,
@@ -41,6 +43,7 @@ def of(
     Raises:
         errors.ToolsError: the tools of the package are not as described, pinned and granted.
         errors.VaultError: a server is to be given a secret, and no operator signed for the agent that has it.
+        errors.ConfigError: a file of `[tls] ca` cannot be read.
     """
     raw, manifest = package.files[document.FILE], decision.manifest
     tools = document.parse(raw)
@@ -48,7 +51,8 @@ def of(
         raise errors.ToolsError(finding.message, hint=finding.hint, where=finding.where)
     assert isinstance(decision.trusted, trust.TrustedPackage)
     # One number for all runs of a manifest, so that each server has one policy. It ends with its agent before that.
-    source = ToolSource(tools, decision.trusted, seconds=-(-manifest.resources.cpu_ms_per_task // 1000))
+    seconds = -(-manifest.resources.cpu_ms_per_task // 1000)
+    source = ToolSource(tools, decision.trusted, seconds=seconds, authorities=config.tls.authorities())
     allowed = decision.effective.skills.allow
     aliases = [one.alias for one in tools.servers if any(allowed.holds(str(one.uri(tool))) for tool in one.tools)]
     _check_hosts(decision, package, tools, aliases)

@@ -46,11 +46,15 @@ class Laps:
 
 
 class ToolSource(Struct, frozen=True):
-    """The tools of a run's package, checked; ``seconds`` is how long a server of them may run."""
+    """The tools of a run's package, checked.
+
+    ``seconds`` is how long a server of them may run. ``authorities`` are trusted by the relays to servers over HTTP.
+    """
 
     tools: ToolManifest
     trusted: trust.TrustedPackage
     seconds: int
+    authorities: bytes = b""
 
 
 class Request(Struct, frozen=True):

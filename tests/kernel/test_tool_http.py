@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from tests.kernel.fake_host import SECRET, FakeHost
 from tests.kernel.injecting import NAME, PORT, InjectWorld, carried, host, net, world
 from tests.kernel.test_credentials import vault
 from tests.kernel.test_tools_endpoint import AGENT, request, text_of
-from tests.kernel.world import ROOT
 
 __all__ = ["host", "net", "world"]
 
@@ -125,14 +122,3 @@ def test_host_that_is_not_granted_is_refused(world: InjectWorld, tmp_path: Path)
     with pytest.raises(errors.ToolsError, match=r"port 444.*\(tools\.json:") as refused:
         world.run(world.sign(package(tmp_path, port=444)), "[]")
     assert "[[permissions.network]]" in refused.value.hint
-
-
-def test_live_server_over_http_is_reached(world: InjectWorld, host: FakeHost, tmp_path: Path) -> None:
-    """Its relay trusts the authorities of the system, and the host of this test has a certificate of another one."""
-    grants = GRANTS.replace(json.dumps([f"matrix://tool/mcp/{one}/today@3" for one in ALIASES]), "[]")
-    made = package(tmp_path, grants, aliases=ALIASES[:1], headers={"X-Plain": "kept"})
-    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "covenant", "tools", "verify", str(made), "--live", "--json"]
-    (failed,) = json.loads(world.internet.run("host", *command, check=False, env=environment))["findings"]
-    assert (failed["code"], "CERTIFICATE_VERIFY_FAILED" in str(failed)) == ("server_failed", True), failed
-    assert host.seen == []

@@ -21,9 +21,15 @@ from sandbox.network.tools.mcp_session import McpSession, ToolCall
 from tests import tools_kit as kit
 from tests.kernel import mcp_kit, tls_servers
 from tests.kernel.conftest import leftovers
+from tests.kernel.injecting import NAME, InjectWorld, net, world
 from tests.kernel.live_runs import until
 from tests.kernel.mcp_kit import files_of, server
 from tests.kernel.session_kit import Home
+from tests.kernel.test_tools_endpoint import AGENT as ASKER
+from tests.kernel.test_tools_endpoint import request, text_of
+from tests.kernel.world import ROOT
+
+__all__ = ["net", "world"]
 
 SERVERS = {"memory": "2026.8.31", "everything": "2026.8.31", "filesystem": "2026.8.31"}
 # A server by the SDK, which is installed beside it.
@@ -49,8 +55,8 @@ SUMS_HTTP = SUMS.replace(
     'server.run("stdio")',
     """
 import uvicorn
-port, files = int(sys.argv[1]), sys.argv[2]
-uvicorn.run(server.streamable_http_app(), host="localhost", port=port, ssl_certfile=files, log_level="error")
+port, files, host = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+uvicorn.run(server.streamable_http_app(host=host), host=host, port=port, ssl_certfile=files, log_level="error")
 """,
 )
 AGENT = """
@@ -169,15 +175,15 @@ def test_relay_speaks_to_server_of_sdk(tmp_path: Path, site: Path) -> None:
         port = free.getsockname()[1]
     entry = document.parse(kit.text(kit.full())).servers[1]
     entry = entry.model_copy(update={"endpoint": f"https://localhost:{port}/mcp", "headers": {}})
-    (tmp_path / "relay.py").write_bytes(http_relay.program(entry))
-    pipe, words = subprocess.PIPE, [str(port), str(certificates.path)]
-    trust = {"SSL_CERT_FILE": str(certificates.path)}
+    for name, content in http_relay.files(entry, certificates.path.read_bytes()).items():
+        (tmp_path / name).write_bytes(content)
+    pipe, words = subprocess.PIPE, [str(port), str(certificates.path), "localhost"]
     session = McpSession(ToolCall("add", {"a": 20, "b": 22}), lambda found: None)
     with subprocess.Popen([sys.executable, str(tmp_path / "server.py"), *words]) as served:
         try:
             until(lambda: _listens(port))
             command = [sys.executable, str(tmp_path / "relay.py")]
-            with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=trust) as relay:
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe) as relay:
                 assert relay.stdin is not None
                 assert relay.stdout is not None
                 said = session.start()
@@ -198,3 +204,67 @@ def _listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
         return True
     return False
+
+
+@contextlib.contextmanager
+def served(world: InjectWorld, site: Path, port: int) -> Iterator[None]:
+    """A server of the SDK over HTTPS behind NAME, with the certificate that `[tls] ca` of the world trusts."""
+    program = world.base / "sdk" / "server.py"
+    program.parent.mkdir()
+    program.write_text(SUMS_HTTP)
+    (program.parent / "site").symlink_to(site)
+    space = f"/proc/{os.getpid()}/fd/{world.internet.spaces['world']}"
+    words = [str(program), str(port), str(world.certificate.with_name("certificate.pem")), "0.0.0.0"]
+    with subprocess.Popen(["nsenter", f"--net={space}", sys.executable, *words]) as running:
+        try:
+            until(lambda: world.internet.within("world", lambda: _listens(port)))
+            yield
+        finally:
+            running.terminate()
+
+
+def test_server_of_private_authority_is_verified_and_called(world: InjectWorld, tmp_path: Path, site: Path) -> None:
+    """It has no secret, so that no gate speaks TLS for it: its relay trusts `[tls] ca`, live and in a run."""
+    port, uri = 4445, "matrix://tool/mcp/sums/add@1.0"
+    grants = f"""
+[[permissions.network]]
+host = "{NAME}"
+ports = [{port}]
+protocol = "tls"
+
+[permissions.skills]
+allow = ["{uri}"]
+side_effects = ["read"]
+"""
+    one = {"alias": "sums", "transport": "http", "endpoint": f"https://{NAME}:{port}/mcp", "version": "1.0"}
+    tools: list[Any] = [{"name": "add", "description": "", "side_effect_class": "read"}]
+    about = {"schema_version": 1, "agent": "matrix://agent/hello", "allowed_side_effects": ["read"]}
+    document = {**about, "servers": [{**one, "tools": tools}]}
+    made = kit.written(tmp_path / "hello", kit.package(document, grants=grants, files={"main.py": ASKER.encode()}))
+    environment = {"PATH": os.environ["PATH"], "COVENANT_HOME": str(world.home), "PYTHONPATH": str(ROOT)}
+
+    def covenant(*words: str, check: bool = True) -> str:
+        command = [sys.executable, "-m", "covenant", "tools", *words]
+        return world.internet.run("host", *command, check=check, env=environment)
+
+    config = world.state / "config.toml"
+    trusting = config.read_text()
+    with served(world, site, port):
+        config.write_text(trusting.partition("[tls]")[0])
+        (failed,) = json.loads(covenant("verify", str(made), "--live", "--json", check=False))["findings"]
+        assert (failed["code"], "CERTIFICATE_VERIFY_FAILED" in str(failed)) == ("server_failed", True), failed
+        config.write_text(trusting)
+        (told,) = json.loads(covenant("advertised", str(made), "sums"))["tools"]
+        tools[:] = [{**told, "side_effect_class": "read"}]
+        (made / "tools.json").write_text(json.dumps(document))
+        covenant("pin", str(made))
+        assert json.loads(covenant("verify", str(made), "--live", "--json"))["verified"]
+        called = covenant("call", uri, "--package", str(made), "--args", '{"a": 20, "b": 22}')
+        assert called.strip() == "42"
+        manifest = made / "agent.toml"
+        manifest.write_text(manifest.read_text().replace("[resources]", "[resources]\ncpu_ms_per_task = 120000"))
+        asked = [["/mcp", request("tools/call", name="sums__add", arguments={"a": 1, "b": 2})]]
+        answer = world.run(world.sign(made), json.dumps(asked))
+    assert answer.result is not None, (answer.error, answer.stderr)
+    (said,) = json.loads(answer.result.text)
+    assert text_of(said) == "3"

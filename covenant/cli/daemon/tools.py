@@ -234,6 +234,7 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
     from covenant.cli.run import run as running
     from covenant.cli.run.how import How
     from policy.manifest.tools import http_relay, server_package
+    from sandbox import config
 
     read, manifest, declared = _read(package)
     without = {one.alias: one for one in declared.servers if not http_relay.secrets(one)}
@@ -251,7 +252,8 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
             raise errors.ToolsError(findings[0].message, hint=findings[0].hint, where=findings[0].where)
         proxy = ToolProxy(_guard(manifest, declared), declared, server, clock=time.monotonic)
         return tool_server.serve(package, alias, proxy, seconds=timeout)
-    made = server_package.package_of(read, declared, server, seconds=timeout)
+    authorities = config.load(common.state()).tls.authorities()
+    made = server_package.package_of(read, declared, server, seconds=timeout, authorities=authorities)
     name = f"covenant tools serve {package.resolve()} {alias}"
     return running.connect(made, timeout * 1000, dev=True, how=How(quiet=True), name=name)
 

@@ -2,7 +2,7 @@
 
 It runs in a sandbox that reaches the server's host alone. A header that is a secret is added at the gate of that
 sandbox (``inject``), so that the program never has it. A gate adds one header to a request: where several are secrets,
-the program reads the others from the files of its sandbox.
+the program reads the others from the files of its sandbox. Without a gate it trusts the operator's authorities too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from policy.manifest.tools import secret_scan
 from policy.manifest.tools.document import Server
 
 NAME: Final = "relay.py"
+# Authorities that the operator trusts beside the system's (`[tls] ca`), for a connection that no gate speaks TLS for.
+AUTHORITIES: Final = "authorities.pem"
 # Requests of MCP over streamable HTTP: one POST for each message, answered by JSON or by a stream of events.
 _CODE: Final = """\
 import base64, concurrent.futures, contextlib, http.client, json, os, re, ssl, sys, threading
 
-HOST, PORT, PATH, HEADERS, SECRETS = json.loads(GIVEN)
+HOST, PORT, PATH, HEADERS, SECRETS, AUTHORITIES = json.loads(GIVEN)
 for name, secret in SECRETS.items():
     with open(os.path.join(os.environ["CREDENTIALS_DIRECTORY"], secret), encoding="latin-1", newline="") as stream:
         HEADERS[name] = stream.read().removesuffix("\\n")
@@ -27,6 +29,8 @@ for name, secret in SECRETS.items():
 MOST = 4 << 20
 VERSION = "io.modelcontextprotocol/protocolVersion"
 context, session, lines = ssl.create_default_context(), {}, threading.Lock()
+if AUTHORITIES:
+    context.load_verify_locations(os.path.join(os.path.dirname(os.path.abspath(__file__)), AUTHORITIES))
 mirrors = {}
 
 
@@ -172,9 +176,13 @@ def read_secrets(server: Server) -> dict[str, str]:
     return dict(list(secrets(server).items())[1:])
 
 
-def program(server: Server) -> bytes:
-    """Return the program, which has the headers that are literals."""
+def files(server: Server, authorities: bytes) -> dict[str, bytes]:
+    """Return the files of the relay: the program, which has the headers that are literals, and ``authorities`` as PEM.
+
+    A server with a secret has none: the gate that adds the secret verifies its certificate.
+    """
     hidden = secrets(server)
     literals = {name: value for name, value in server.headers.items() if name not in hidden}
-    given = [*address(server), literals, read_secrets(server)]
-    return _CODE.replace("GIVEN", json.dumps(json.dumps(given))).encode()
+    beside = {AUTHORITIES: authorities} if authorities and not hidden else {}
+    given = [*address(server), literals, read_secrets(server), *(beside or [""])]
+    return {NAME: _CODE.replace("GIVEN", json.dumps(json.dumps(given))).encode(), **beside}

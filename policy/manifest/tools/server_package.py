@@ -28,18 +28,25 @@ def agent_id(tools: ToolManifest, server: Server) -> str:
 
 
 def package_of(
-    read: Package, tools: ToolManifest, server: Server, *, seconds: int, with_secrets: bool = False
+    read: Package,
+    tools: ToolManifest,
+    server: Server,
+    *,
+    seconds: int,
+    with_secrets: bool = False,
+    authorities: bytes = b"",
 ) -> Package:
     """Return the package of a server, which may run for ``seconds``: of one of the transport http, our relay to it.
 
     Without ``with_secrets`` the references of a stdio server to credentials are left out, and it is given none.
+    ``authorities`` are certificates that a relay trusts beside the system's.
 
     Raises:
         errors.ToolsError: the files are not those of ``package_digest``, or the command is no program of them.
     """
     if server.transport == "http":
         secrets = tuple(sorted(set(http_relay.read_secrets(server).values())))
-        start = _Start("python3", http_relay.NAME, (), secrets, {http_relay.NAME: http_relay.program(server)})
+        start = _Start("python3", http_relay.NAME, (), secrets, http_relay.files(server, authorities))
         lines = _manifest(agent_id(tools, server), server, start, seconds)
         return Package({**start.files, MANIFEST_NAME: "\n".join(lines).encode()})
     place = ("servers", tools.servers.index(server))

@@ -110,6 +110,16 @@ def test_what_is_wrong_is_named(text: str, named: str) -> None:
     assert refusal.value.where == "config.toml"
 
 
+def test_authorities_are_read_in_order(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).write_text(f"{name}\n\n")
+    found = config.parse(f'[tls]\nca = ["{tmp_path}/two", "{tmp_path}/one"]\n'.encode(), file="", state=tmp_path)
+    assert found.tls.authorities() == b"two\none\n"
+    (tmp_path / "one").unlink()
+    with pytest.raises(errors.ConfigError, match=r"tls\.ca"):
+        found.tls.authorities()
+
+
 def test_state_s_file_comes_before_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = tmp_path / "system.toml"
     system.write_text('host = "system"\n')

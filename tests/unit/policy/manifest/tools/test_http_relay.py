@@ -101,6 +101,16 @@ def test_host_must_be_granted(host: str, ports: str, protocol: str, is_fine: boo
     assert codes(kit.package(kit.FULL, grants=grants)) == ([] if is_fine else ["host_not_granted"])
 
 
+def test_relay_of_no_secret_trusts_operator_s_authorities() -> None:
+    """A server with a secret is verified by its gate, and its relay trusts that gate alone."""
+    pem = b"-----BEGIN CERTIFICATE-----\n"
+    for headers, files in (({"X-Plain": "kept"}, {"authorities.pem", "relay.py"}), (TWO, {"relay.py"})):
+        found = http_relay.files(server(headers=headers), pem)
+        assert found.keys() == files
+        assert (b"authorities.pem" in found["relay.py"]) == (len(files) == 2)
+    assert http_relay.files(server(headers={"X-Plain": "kept"}), b"").keys() == {"relay.py"}
+
+
 TWO = {"Authorization": "$credential:weather", "X-Key": "$credential:fs-key", "X-Plain": "kept"}
 
 
@@ -173,6 +183,6 @@ def test_hostile_server_ends_no_relay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http.client, "HTTPSConnection", HostileConnection)
     monkeypatch.setattr(sys, "stdin", io.StringIO(asked * len(HostileConnection.answers)))
     monkeypatch.setattr(sys, "stdout", out)
-    exec(compile(http_relay.program(server()), "relay.py", "exec"), {})
+    exec(compile(http_relay.files(server(), b"")[http_relay.NAME], "relay.py", "exec"), {})
     said = [sorted(json.loads(line)) for line in out.getvalue().splitlines()]
     assert said == [["error", "id", "jsonrpc"]] * len(HOSTILE) + [["id", "jsonrpc", "result"]]
