@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import signal
-import socket
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -38,6 +37,7 @@ from policy.rules import command_calls, tool_calls
 from policy.rules.tool_calls import Refusal
 from policy.signing import strict_json
 from sandbox.broker.children import ChildManager, CommandStreams
+from sandbox.broker.gate_line import GateLine
 from sandbox.broker.server import Broker
 from sandbox.network.tools.questions import HoldTerms
 from sandbox.rate_limit import Tokens
@@ -101,29 +101,22 @@ class CommandDesk:
         self._calls: dict[int, _Call] = {}
         self._hold: HoldTerms | None = None
         self._held: set[int] = set()
-        self._in, self._out = bytearray(), bytearray()
-        self._line, self._gate = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._line.setblocking(False)
-        self._open, self._watched = True, False
-        broker.add({}, begin=self._begin, close=self.close, look=self._flush)
+        self._in = bytearray()
+        self._line = GateLine(broker, self._taken, self._gone)
+        broker.add({}, begin=self._line.begin, close=self.close, look=self._line.look)
 
     @property
     def gate_end(self) -> int:
         """Return the gate's descriptor."""
-        return self._gate.fileno()
+        return self._line.gate_end
 
     def started(self) -> None:
         """Close the gate's end here: the gate has it."""
-        self._gate.close()
+        self._line.started()
 
     def hold_by(self, hold: HoldTerms) -> None:
         """Hold calls that an operator is asked about. Without it they are refused."""
         self._hold = hold
-
-    def _begin(self) -> None:
-        """Take calls from now on: the agent is about to be given its intent."""
-        self._watched = True
-        self._broker.watch(self._line.fileno(), self._on_line)
 
     def close(self) -> None:
         """End with the run: write the rows of calls that are under way, and release what they hold."""
@@ -131,30 +124,20 @@ class CommandDesk:
         for one in list(self._calls.values()):
             self._ended(one, {"error": {"code": "run_ended", "message": "the run has ended"}})
         self._summarise(self._bounds.wind_up())
-        self._hang_up()
-        self._gate.close()
+        self._line.close()
 
     # --- the line -------------------------------------------------------------------------------------
 
-    def _on_line(self) -> None:
-        try:
-            data = self._line.recv(_CHUNK)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._hang_up()
-            return
+    def _taken(self, data: bytes) -> None:
         self._in += data
         *lines, rest = bytes(self._in).split(b"\n") if b"\n" in data else (bytes(self._in),)
         self._in = bytearray(rest)
         for line in lines:
-            if not self._open or not self._message(line):
-                self._hang_up()  # an honest gate sends none of this
+            if not self._line.is_open or not self._message(line):
+                self._line.hang_up()  # an honest gate sends none of this
                 return
         if len(self._in) > LINE_BYTES:
-            self._hang_up()
+            self._line.hang_up()
 
     def _message(self, line: bytes) -> bool:
         """Take one message. Returns False for what no honest gate sends."""
@@ -173,27 +156,12 @@ class CommandDesk:
         return True
 
     def _reply(self, number: int, said: Mapping[str, Any]) -> None:
-        self._out += json.dumps({"id": number, **said}, separators=(",", ":")).encode() + b"\n"
-        self._flush()
+        self._line.send(json.dumps({"id": number, **said}, separators=(",", ":")).encode() + b"\n")
 
-    def _flush(self) -> None:
-        try:
-            while self._out and self._open:
-                del self._out[: self._line.send(self._out[:_CHUNK], socket.MSG_NOSIGNAL)]
-        except BlockingIOError:
-            return
-        except OSError:
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        if self._open:
-            self._open = False
-            if self._watched:
-                self._broker.forget(self._line.fileno())
-            self._line.close()
-            self._held.clear()
-            for one in self._calls.values():
-                self._end(one, "cancelled")
+    def _gone(self) -> None:
+        self._held.clear()
+        for one in self._calls.values():
+            self._end(one, "cancelled")
 
     # --- calls ----------------------------------------------------------------------------------------
 

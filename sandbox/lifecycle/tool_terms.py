@@ -66,7 +66,7 @@ def of(
         if kind == "tool_refused":
             denied(Denial("tool", str(fields["uri"]), str(fields["code"])), count=fields["count"])
 
-    asks = None if broker is None else McpCalls(broker)
+    asks = None if broker is None else McpCalls(broker).line
     grants, name = decision.effective.canonical(), manifest.agent.id
     return ToolTerms(grants, raw.decode(), name, log, servers.start, rows.sync, spawn, asks=asks)
 

@@ -20,8 +20,8 @@ class Gate:
 
     def __init__(self, broker: Broker) -> None:
         self.broker, self.calls = broker, McpCalls(broker)
-        self.line = socket.socket(fileno=socket.dup(self.calls.gate_end))
-        self.calls.started()
+        self.line = socket.socket(fileno=socket.dup(self.calls.line.gate_end))
+        self.calls.line.started()
         self.agent = socket.socket(fileno=socket.dup(broker.guest))
         for end in (self.line, self.agent):
             end.settimeout(10)
