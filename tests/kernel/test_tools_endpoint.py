@@ -134,7 +134,7 @@ def test_agent_lists_and_calls_its_tools(home: Home, tmp_path: Path) -> None:
     assert found[10][1]["error"]["code"] == -32601
     told = rows(home)[before:]
     kinds = ["tool_called", "tool_answered"]
-    assert [row["type"] for row in told] == [*kinds, *kinds, "tool_refused", "tool_refused", *kinds]
+    assert [row["type"] for row in told] == [*kinds, *kinds, *["tool_refused"] * 3, *kinds]
     assert len({row["run_id"] for row in told}) == 1
     assert "secret-word" not in str(told)
 

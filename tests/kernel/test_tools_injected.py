@@ -159,6 +159,5 @@ def test_injected_calls_are_stopped_by_manifest(home: Home, tmp_path: Path) -> N
     assert received == [[ALLOWED[1], ALLOWED[2]]], "the server saw the allowed call alone"
     rows = [row["kind"] for row in home.world.rows()]
     refused = [row for row in rows if row["type"] == "tool_refused"]
-    # A tool that no server declares is no call of one, and has no row.
-    assert sum(row["count"] for row in refused) == len(INJECTED) - 2
+    assert sum(row["count"] for row in refused) == len(INJECTED)
     assert "thief@evil.example" not in str([row for row in rows if row["type"] in ("tool_called", "tool_answered")])

@@ -162,6 +162,7 @@ class ToolDesk:
             return self._spawn(number, asked, arguments)
         place = _Place(self._servers[alias], name) if alias else self._places.get(name)
         if place is None:
+            self._guard.unknown(*name.rpartition(SEPARATOR)[::2], arguments)
             said = f"there is no tool {text.quote(name)}"
             return _reply(number, wire.ANSWER, _error(ident, _BAD_PARAMS, said))
         uri = f"matrix://tool/mcp/{place.server.alias}/{place.name}@{place.server.version}"

@@ -97,6 +97,11 @@ class ToolGuard:
             "arguments": targets.view(raw.decode("ascii"), len(raw)),
         }
 
+    def unknown(self, alias: str, name: str, arguments: Mapping[str, Any]) -> None:
+        """Write the refusal of a call whose server or tool is not in tools.json. The name is the client's."""
+        uri = f"matrix://tool/mcp/{text.visible(alias, 64) or '?'}/{text.visible(name, 64)}@?"
+        self._write_refusal(uri, arguments, Denial("tool", uri, "unknown_tool"))
+
     def unapproved(self, uri: str, arguments: Mapping[str, Any]) -> errors.ToolDeniedError:
         """Write the refusal of a call that no operator let pass, and return it."""
         refusal = tool_calls.unapproved(uri)

@@ -154,7 +154,18 @@ def test_methods_that_need_no_server() -> None:
     assert reply(one.ask("initialize", protocolVersion=["x"]))["result"]["protocolVersion"] == "2025-11-25"
     assert reply(one.ask("resources/list"))["error"]["code"] == -32601
     assert reply(one.ask("tools/call", name=3))["error"]["code"] == -32602
-    assert reply(one.call("open"))["error"]["code"] == -32602
+
+
+def test_call_of_a_tool_that_is_not_there_is_written_as_refused() -> None:
+    one = Desk()
+    names = ("open", "fs__none", "none__open", "spawn", "x__" + "y" * 5000, "\ud800`")
+    for name in names:
+        assert reply(one.call(name, path="secret"))["error"]["code"] == -32602
+    rows = [row for kind, row in one.guarded.rows if kind == "tool_refused"]
+    assert [row["code"] for row in rows] == ["unknown_tool"] * len(names)
+    assert rows[1]["uri"] == "matrix://tool/mcp/fs/none@?"
+    assert all(len(row["uri"]) < 200 for row in rows)
+    assert "secret" not in str(rows)
 
 
 def notified(one: Desk, ident: Any, method: str = "notifications/cancelled") -> Effects:
