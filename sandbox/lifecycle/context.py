@@ -390,13 +390,12 @@ class RunContext:
         assert start is not None
         return tool_terms.of(
             decision,
-            self.request.package,
+            self.request,
             self.dependencies.config,
             self.rows,
             self.denials.told,
             start=functools.partial(start, self.request),
             keep=self.dependencies.below,
-            is_dev=self.request.is_dev,
             spawn=self._spawn,
             broker=self._broker,
             stack=stack,

@@ -20,20 +20,19 @@ from sandbox.broker.mcp_calls import McpCalls
 from sandbox.broker.server import Broker
 from sandbox.broker.tool_servers import ServerRequest, ToolServers
 from sandbox.config import Config
-from sandbox.lifecycle.types import ToolSource
+from sandbox.lifecycle.types import Request, ToolSource
 from sandbox.network.tools.ledger import ToolTerms
 
 
 def of(
     decision: Decision,
-    package: Package,
+    request: Request,
     config: Config,
     rows: RunEvents,
     denied: denials.Told,
     *,
     start: Callable[[ToolSource, ServerRequest], None],
     keep: Collection[int],
-    is_dev: bool,
     spawn: Spawn | None,
     broker: Broker | None,
     stack: contextlib.ExitStack,
@@ -45,7 +44,8 @@ def of(
         errors.VaultError: a server is to be given a secret, and no operator signed for the agent that has it.
         errors.ConfigError: a file of `[tls] ca` cannot be read.
     """
-    raw, manifest = package.files[document.FILE], decision.manifest
+    package, manifest = request.package, decision.manifest
+    raw = package.files[document.FILE]
     tools = document.parse(raw)
     for finding in checks.verify(package, manifest, tools):
         raise errors.ToolsError(finding.message, hint=finding.hint, where=finding.where)
@@ -56,7 +56,7 @@ def of(
     allowed = decision.effective.skills.allow
     aliases = [one.alias for one in tools.servers if any(allowed.holds(str(one.uri(tool))) for tool in one.tools)]
     _check_hosts(decision, package, tools, aliases)
-    if is_dev:
+    if request.is_dev:
         _refuse_secrets(tools, aliases)
     servers = ToolServers(aliases, functools.partial(start, source), keep=keep)
     stack.callback(servers.close)
