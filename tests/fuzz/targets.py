@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.fuzz import (
     answer_targets,
     artefact_targets,
+    broker_targets,
     command_targets,
     dns_targets,
     frame_targets,
@@ -31,4 +32,5 @@ ALL: tuple[Target, ...] = (
     *tool_targets.TARGETS,
     *mcp_targets.TARGETS,
     *command_targets.TARGETS,
+    *broker_targets.TARGETS,
 )
