@@ -85,7 +85,7 @@ def served(warm: Path) -> Iterator[Served]:
             made.quiet()
 
 
-def _home(world: World) -> Path:
+def home_of(world: World) -> Path:
     home = world.base / f"agents-{os.urandom(4).hex()}"
     (home / "agents").mkdir(parents=True)
     home.chmod(0o700)
@@ -97,7 +97,7 @@ def _home(world: World) -> Path:
 
 async def test_agent_asks_granted_agents_alone(served: Served) -> None:
     world = served.world
-    home = _home(world)
+    home = home_of(world)
     code = HEAD + FROM_PAGE + ASK + CALLS + TAIL
     asker = world.sign(world.package({"main.py": code}, id="asker", more=GRANTS, cpu_ms=300_000 * SLOWNESS))
     with pytest.raises(errors.NotEnforceableError) as lacking:

@@ -16,6 +16,7 @@ from policy.rules import nine
 from sandbox.network.tools import gate, wire
 from sandbox.network.tools.ledger import StartedServer, ToolTerms
 from tests import tool_call_kit as kit
+from tests.kernel.live_runs import until
 
 # More calls than the table has.
 MANIFEST = kit.MANIFEST.replace("calls_per_minute = 5\n", "")
@@ -166,6 +167,10 @@ def test_last_rows_are_written_when_run_ends(line: Line) -> None:
     before = len(line.played.rows)
     for _ in range(30):
         line.call("ruled", {"path": "/etc/never"})
-    line.opened.ledger.wind_up()
+
+    def ended() -> bool:
+        line.opened.ledger.wind_up()  # it waits briefly alone, and a loaded machine takes longer
+        return line.opened.ledger.hung_up
+
+    until(ended)
     assert sum(row["count"] for _, row in line.played.rows[before:]) == 30
-    assert line.opened.ledger.hung_up

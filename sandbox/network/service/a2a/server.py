@@ -45,11 +45,13 @@ class AgentEndpoint:
         upstreams: Collection[ProviderClient],
         book: Book,
         body: Callable[[web.BaseRequest], Awaitable[bytes]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.denied: Callable[[str, str], None] = lambda target, code: None
         self._granted, self._book, self._body = frozenset(granted), book, body
         self._upstream = next((one for one in upstreams if one.peer.kind == "a2a"), None)
-        self._limits = ModelLimits(CALLS_PER_MINUTE, None, clock=time.monotonic)
+        self._limits = ModelLimits(CALLS_PER_MINUTE, None, clock=clock)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request, whose frame was looked at."""
