@@ -21,6 +21,8 @@ COMMAND = os.environ.get("MODEL_COMMAND", "true")
 REPLY = os.environ.get("MODEL_REPLY", "The greeting is committed.")
 DONE = "The greeting is committed."
 ECHO = bool(os.environ.get("MODEL_ECHO"))
+# A tool that it asks for in place of a command: its name and arguments.
+TOOL: tuple[str, dict[str, Any]] | None = None
 
 # Tools that take a shell command, the likeliest first; then the key of the command in their arguments.
 SHELLS = ("shell_command", "exec_command", "shell", "bash", "run_shell_command", "execute_command", "run_commands",
@@ -31,6 +33,8 @@ KEYS = ("command", "cmd", "commands", "code", "script", "shell_command")
 def _call(tools: list[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]] | None:
     """Return the name and arguments of a call that runs the command, by the tools of a request."""
     known = {name.lower(): (name, schema) for name, schema in tools}
+    if TOOL is not None:
+        return TOOL if TOOL[0] in known else None
     for shell in SHELLS:
         if shell in known:
             name, schema = known[shell]
