@@ -187,6 +187,31 @@ def test_without_supervisor_command_does_it_itself(served: Served, hello: Path, 
     assert json.loads(gone.stdout)["code"] == "supervisor_silent"
 
 
+def test_command_names_supervisor_beside_installed_one(served: Served, hello: Path) -> None:
+    """In a mount namespace with the socket of an installed service, as a unit of systemd has it."""
+    link = served.world.state / "supervisor.sock"
+    link.symlink_to(served.path)
+    listen = "import socket; socket.socket(socket.AF_UNIX).bind('/run/covenant/supervisor.sock')"
+    prepare = f'mount -t tmpfs tmpfs /run && mkdir /run/covenant && /usr/bin/python3 -c "{listen}"'
+    note = "note: the installed supervisor of /var/lib/covenant is not asked: COVENANT_HOME names another state"
+    command = serving.covenant_command("run", str(hello), "you", "--json")
+    try:
+        for before, found in (("true", 0), (prepare, 1)):
+            done = subprocess.run(
+                ["/usr/bin/unshare", "-m", "/bin/sh", "-ec", f'{before}; exec "$@"', "sh", *command],
+                env=serving.environment_of(served, 0, {"COVENANT_SOCKET": ""}),
+                capture_output=True,
+                text=True,
+                timeout=120 * SLOWNESS,
+            )
+            assert done.returncode == 0, (done.stdout, done.stderr)
+            assert f"supervisor of {served.world.state}" in done.stderr
+            assert done.stderr.splitlines().count(note) == found, done.stderr
+            assert json.loads(done.stdout)["status"] == "ok"
+    finally:
+        link.unlink()
+
+
 def test_who_is_no_caller_is_told_so_and_reaches_nothing(served: Served, hello: Path) -> None:
     before = len(served.world.rows())
     done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)

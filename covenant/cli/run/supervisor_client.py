@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,9 @@ def say_whose(state: Mapping[str, Any]) -> None:
     if state.get("state") == "accepted":
         version = state.get("trust_root")
         trust = f"trust root version {version}" if version else "no trust root"
-        common.say(f"supervisor of {common.visible(str(state.get('supervisor_state')))}, {trust}", err=True)
+        whose = str(state.get("supervisor_state"))
+        common.say(f"supervisor of {common.visible(whose)}, {trust}", err=True)
+        _say_passed_over(whose)
 
 
 def say_whose_here(home: Path, supervisor: Supervisor) -> None:
@@ -62,6 +65,28 @@ def say_whose_here(home: Path, supervisor: Supervisor) -> None:
     version = supervisor.state.root_version()
     trust = f"trust root version {version}" if version else "no trust root"
     common.say(f"home {common.visible(str(home))}, state {common.visible(str(supervisor.path))}, {trust}", err=True)
+    _say_passed_over(str(supervisor.path))
+
+
+def _say_passed_over(state: str) -> None:
+    """Print that the installed service is not the supervisor of a run, where there is one.
+
+    The socket is not connected to: for a unit of systemd a connection starts the service.
+    """
+    from sandbox.serve.api import paths
+
+    if os.environ.get("COVENANT_SOCKET") or os.path.realpath(state) == os.path.realpath(paths.SYSTEM_STATE):
+        return
+    try:
+        installed = stat.S_ISSOCK(os.stat(paths.SYSTEM_SOCKET).st_mode)
+    except OSError:
+        return
+    if installed:
+        named = next((one for one in ("COVENANT_STATE", "COVENANT_HOME") if os.environ.get(one)), "~/.covenant")
+        common.say(
+            f"note: the installed supervisor of {paths.SYSTEM_STATE} is not asked: {named} names another state",
+            err=True,
+        )
 
 
 def open_package(path: Path) -> int:

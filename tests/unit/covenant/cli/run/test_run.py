@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from covenant.cli.main import cli
+from covenant.cli.run import supervisor_client
 from policy import errors
+from sandbox.serve.api import paths
 from tests import signing_kit as kit
 
 
@@ -69,3 +73,69 @@ def test_missing_package_names_near_one(
         result = CliRunner().invoke(cli, [path if word == "PATH" else word for word in words])
         assert isinstance(result.exception, errors.PackageError), (result.output, result.exception)
         assert (result.exception.message, result.exception.hint) == (f"there is no package `{path}`", hint)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The socket of an installed service, which takes connections, and its state. No variable names another."""
+    for name in ("COVENANT_STATE", "COVENANT_HOME", "COVENANT_SOCKET"):
+        monkeypatch.delenv(name, raising=False)
+    state, place = str(tmp_path / "system"), tmp_path / "s.sock"
+    monkeypatch.setattr(paths, "SYSTEM_STATE", state)
+    monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(place))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        listener.listen()
+        yield state
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):  # no note connects to it: that would start a service of systemd
+            listener.accept()
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({}, "~/.covenant"),
+        ({"COVENANT_HOME": "/h"}, "COVENANT_HOME"),
+        ({"COVENANT_HOME": "/h", "COVENANT_STATE": "/s"}, "COVENANT_STATE"),
+    ],
+)
+def test_other_than_installed_service_is_said(
+    variables: dict[str, str],
+    named: str,
+    installed: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    supervisor_client.say_whose({"state": "accepted", "supervisor_state": "/by/hand", "trust_root": 3})
+    supervisor_client.say_whose({"state": "started", "supervisor_state": "/by/hand"})
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.splitlines() == [
+        "supervisor of /by/hand, trust root version 3",
+        f"note: the installed supervisor of {installed} is not asked: {named} names another state",
+    ]
+
+
+@pytest.mark.parametrize("case", ["the installed one", "by a link", "named socket", "none is installed", "no socket"])
+def test_one_supervisor_needs_no_note(
+    case: str, installed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whose = "/by/hand"
+    if case == "the installed one":
+        whose = installed
+    elif case == "by a link":
+        whose = str(tmp_path / "link")
+        Path(installed).mkdir()
+        Path(whose).symlink_to(installed)
+    elif case == "named socket":
+        monkeypatch.setenv("COVENANT_SOCKET", "/by/hand/supervisor.sock")
+    else:
+        missing = tmp_path / "none"
+        if case == "no socket":
+            missing.touch()
+        monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(missing))
+    supervisor_client.say_whose({"state": "accepted", "supervisor_state": whose})
+    assert capsys.readouterr().err == f"supervisor of {whose}, no trust root\n"
