@@ -59,10 +59,15 @@ def private_directory(path: Path) -> Path:
     if info.st_mode & 0o077:
         raise errors.HomeError(
             f"`{path}` has mode {stat.S_IMODE(info.st_mode):04o}",
-            hint=f"chmod 0700 {path}; covenant state modes --apply does it for everything in a home",
+            hint=close_hint(path, "0700"),
             where=str(path),
         )
     return path
+
+
+def close_hint(path: Path | str, mode: str) -> str:
+    """Return the hint about one path that is open to others: its own command, and the one for a whole home."""
+    return f"chmod {mode} {path}, or for a whole home: covenant state modes --apply"
 
 
 # The packages have modes of their own, and the supervisor's state is its own to check.

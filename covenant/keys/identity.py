@@ -17,6 +17,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from covenant import homes
 from policy import base58, errors
 from sandbox.storage import atomic_file
 
@@ -183,7 +184,9 @@ def _read(path: Path) -> bytes:
         info = os.fstat(fd)
         seed = stream.read(_SEED_BYTES + 1)
     if not stat.S_ISREG(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
-        raise errors.KeyFileError("the identity key can be read by others", hint=f"chmod 0600 {path}", where=str(path))
+        raise errors.KeyFileError(
+            "the identity key can be read by others", hint=homes.close_hint(path, "0600"), where=str(path)
+        )
     if len(seed) != _SEED_BYTES:
         raise errors.KeyFileError(f"the identity key is not {_SEED_BYTES} bytes", where=str(path))
     return seed

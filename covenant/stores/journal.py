@@ -22,6 +22,7 @@ from typing import Self
 
 import anyio.to_thread
 
+from covenant import homes
 from covenant.stores import group_commit
 from policy import errors
 from sandbox.storage import atomic_file
@@ -187,7 +188,9 @@ class Journal:
             raise errors.StoreError(f"`{self._path}` is no plain file with one name", where=str(self._path))
         if info.st_uid != os.geteuid() or info.st_mode & 0o077 & ~self._mode:
             raise errors.StoreError(
-                f"`{self._path}` is not ours alone", hint=f"chmod {self._mode:04o} {self._path}", where=str(self._path)
+                f"`{self._path}` is not ours alone",
+                hint=homes.close_hint(self._path, f"{self._mode:04o}"),
+                where=str(self._path),
             )
 
     def _set_torn_tail_aside(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from covenant import homes
 from covenant.wire import frames
 from policy import errors
 
@@ -161,7 +162,7 @@ def operator_token(home: Path) -> str:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077:
             raise errors.KeyFileError(
-                "the operator's token can be read by others", hint=f"chmod 0600 {path}", where=str(path)
+                "the operator's token can be read by others", hint=homes.close_hint(path, "0600"), where=str(path)
             )
         return stream.read(256).decode("ascii", "replace").strip()
 

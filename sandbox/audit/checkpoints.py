@@ -157,7 +157,7 @@ def _locked(folder: int, stack: contextlib.ExitStack, state: Path) -> int:
     while True:
         file = os.open(FILE, _OPEN, 0o600, dir_fd=folder)
         stack.callback(os.close, file)
-        log_files.check_private(atomic_file.opened(file), FILE)
+        log_files.check_private(atomic_file.opened(file), FILE, folder)
         if not atomic_file.take(file, _LOCK_SECONDS):
             raise errors.LedgerError("another process makes a checkpoint", hint="wait for it", where=str(state))
         info = os.fstat(file)

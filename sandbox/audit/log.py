@@ -442,7 +442,7 @@ class Ledger:
         fd = os.open(name, _OPEN | flags, 0o600, dir_fd=folder)
         stack.callback(os.close, fd)
         info = atomic_file.opened(fd)
-        log_files.check_private(info, name)
+        log_files.check_private(info, name, folder)
         self._identities[name, folder] = info.st_dev, info.st_ino
         return fd
 

@@ -55,8 +55,8 @@ def open_directory(path: Path, stack: contextlib.ExitStack) -> int:
     return fd
 
 
-def check_private(info: atomic_file.OpenedFile, name: str) -> None:
-    """Refuse a file that is not regular, has a second name, or belongs to or is open to another user.
+def check_private(info: atomic_file.OpenedFile, name: str, folder: int) -> None:
+    """Refuse a file of an open directory that is not regular, has a second name, or is another user's or open to one.
 
     Raises:
         errors.LedgerError: Raised when the file is refused.
@@ -65,7 +65,8 @@ def check_private(info: atomic_file.OpenedFile, name: str) -> None:
     if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
         raise errors.LedgerError(f"`{name}` of the log is not a regular file with one name", where=name)
     if info.st_uid != os.geteuid() or info.st_mode & 0o077:
-        raise errors.LedgerError(f"`{name}` of the log is not ours alone", hint=f"chmod 0600 {name}", where=name)
+        place = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
+        raise errors.LedgerError(f"`{place}` of the log is not ours alone", hint=f"chmod 0600 {place}", where=place)
 
 
 def read_private(name: str, folder: int, *, max_bytes: int = 4096) -> bytes | None:
@@ -79,7 +80,7 @@ def read_private(name: str, folder: int, *, max_bytes: int = 4096) -> bytes | No
     except FileNotFoundError:
         return None
     with os.fdopen(fd, "rb") as stream:
-        check_private(atomic_file.opened(fd), name)
+        check_private(atomic_file.opened(fd), name, folder)
         return stream.read(max_bytes)
 
 

@@ -102,7 +102,7 @@ class DurableAudit:
                 notes.load(line)
             notes.newest()
         except BaseException:
-            await anyio.to_thread.run_sync(of.close)
+            await anyio.to_thread.run_sync(_close, of)
             raise
         return cls(of, notes, kept, issuer, now_ms)
 
@@ -339,8 +339,12 @@ class DurableAudit:
         return interface.Purged(done.purged, before, self._files.head.chain_hash_hex, done.rebase_id)
 
     def _close(self) -> None:
-        self._files.close()
-        self._files.at.close()
+        _close(self._files)
+
+
+def _close(of: files.Files) -> None:
+    of.close()
+    of.at.close()
 
 
 def _open(home: Path) -> files.Files:

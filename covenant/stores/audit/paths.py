@@ -11,6 +11,7 @@ from typing import Final
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from covenant import homes
 from policy import errors
 from policy.audit_log import chain, note
 from sandbox.storage import atomic_file
@@ -77,14 +78,22 @@ class Places:
             errors.LedgerError: it is no plain file of ours with one name.
         """
         fd = os.open(name, _FLAGS, 0o600, dir_fd=folder)
-        info = os.fstat(fd)
-        # A second link would be a name of the same bytes outside our directory.
-        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1 or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+        try:
+            self._check_private(os.fstat(fd), str(self.home / ("audit" if folder == self.log else "audit-head") / name))
+        except BaseException:
             os.close(fd)
-            raise errors.LedgerError(
-                f"`{name}` of the log is no plain file that is ours alone", hint=f"chmod 0600 {name}", where=name
-            )
+            raise
         return fd
+
+    @staticmethod
+    def _check_private(info: os.stat_result, place: str) -> None:
+        # A second link would be a name of the same bytes outside our directory.
+        if not stat.S_ISREG(info.st_mode) or info.st_nlink != 1:
+            raise errors.LedgerError(f"`{place}` of the log is no plain file with one name", where=place)
+        if info.st_uid != os.geteuid() or info.st_mode & 0o077:
+            raise errors.LedgerError(
+                f"`{place}` of the log is not ours alone", hint=homes.close_hint(place, "0600"), where=place
+            )
 
     def file_if_there(self, name: str) -> int:
         """A descriptor of a file of the log's directory, for reading.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -206,4 +207,8 @@ async def test_file_that_others_can_read_is_refused_with_command_that_mends_it(p
     (home / "audit" / place).chmod(0o644)
     with pytest.raises(errors.LedgerError) as raised:
         await _opened(home)
-    assert raised.value.hint == f"chmod 0600 {place}"
+    command = raised.value.hint.partition(", or ")[0].split()
+    assert command == ["chmod", "0600", str(home / "audit" / place)]
+    subprocess.run(command, check=True)
+    async with await _opened(home) as log:
+        assert log.count == len(ROWS)

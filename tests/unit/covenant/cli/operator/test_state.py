@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from policy import errors
 from sandbox import doctor_time
 from sandbox.config import Config
 from sandbox.storage.trust_state import State
@@ -110,6 +112,66 @@ def test_state_modes_opens_a_home_of_version_1(tmp_path: Path, monkeypatch: pyte
     # A daemon opens it now.
     with cli_daemon_kit.running(home):
         done("ping")
+
+
+# What a home has after its first start, each opened by another part of the daemon, as version 1 left it.
+_OPEN_TO_OTHERS = (
+    "",
+    "clock.json",
+    "identity/local.key",
+    "audit/events.jsonl",
+    "audit/checkpoints.jsonl",
+    "audit-head/head.json",
+    "peers/operator.token",
+    "peers/registry.jsonl",
+    "capabilities/granted.jsonl",
+    "receipts/working.jsonl",
+    "budget",
+)
+
+
+def test_refused_modes_name_one_command_that_mends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    monkeypatch.setenv("COVENANT_HOME", str(home))
+    with cli_daemon_kit.running(home):
+        done("ping")
+    places = [home / name for name in _OPEN_TO_OTHERS]
+    modes = {place: place.stat().st_mode & 0o777 for place in places}
+
+    def open_to_others() -> None:
+        for place in places:
+            place.chmod(modes[place] | (0o055 if place.is_dir() else 0o044))
+
+    open_to_others()
+    for _ in places:
+        # Each refusal names the file by a path that any shell takes, and the command for all of them.
+        with (
+            pytest.RaisesGroup(errors.CovenantError, allow_unwrapped=True, flatten_subgroups=True) as raised,
+            cli_daemon_kit.running(home),
+        ):
+            pass
+        hint = _leaf(raised.value).hint
+        one, _, whole = hint.partition(", or for a whole home: ")
+        assert whole == "covenant state modes --apply", hint
+        assert one.startswith("chmod 0"), hint
+        subprocess.run(one.split(), check=True)
+    with cli_daemon_kit.running(home):
+        done("ping")
+    assert {place: place.stat().st_mode & 0o777 for place in places} == modes
+
+    open_to_others()
+    done(*whole.split()[1:])
+    assert {place: place.stat().st_mode & 0o777 for place in places} == modes
+    with cli_daemon_kit.running(home):
+        done("ping")
+
+
+def _leaf(error: BaseException) -> errors.CovenantError:
+    while isinstance(error, BaseExceptionGroup):
+        (error,) = error.exceptions
+    assert isinstance(error, errors.CovenantError), error
+    return error
 
 
 def test_state_modes_changes_no_file_that_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
