@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import anyio
+import anyio.lowlevel
 import pytest
 
 from covenant.adapters.http import metrics
 from covenant.cli.run import doctor
+from covenant.handlers import expiry as expiries
 from policy.signing import expiry
 from tests import cli_daemon_kit, server_kit, signing_kit
 from tests.cli_kit import call, document, done
@@ -76,6 +79,10 @@ def test_ends_are_in_metrics_and_doctor(home: Path) -> None:
         text = one.portal.call(metrics.text, one.server, operator)
         assert 'covenant_expiry_timestamp_seconds{name="soon",what="envelope"}' in text
         assert 'what="grant"' in text
+        peer = ("peers", "enroll", "ada@laptop")
+        done(*peer, "--expires-at", str(soon))
+        token = 'covenant_expiry_timestamp_seconds{name="ada@laptop",what="token"}'
+        assert token in one.portal.call(metrics.text, one.server, operator)
         assert "covenant_clock_behind_seconds 0.0" in text
         guest = server_kit.caller(one.server.identity.agent)
         assert "expiry" not in one.portal.call(metrics.text, one.server, guest)
@@ -83,6 +90,7 @@ def test_ends_are_in_metrics_and_doctor(home: Path) -> None:
         assert check.status == "degraded"
         assert "envelope `soon` expires in 4 days" in check.found
         assert "memory.read` expires in" in check.found
+        assert "token `ada@laptop` expires in 2 days" in check.found
         assert "later" not in check.found
         # The fix.
         done("manifest", "renew", home / "agents" / "soon", "--key", "ann", "--expires", "90d")
@@ -92,6 +100,31 @@ def test_ends_are_in_metrics_and_doctor(home: Path) -> None:
     done("manifest", "renew", home / "agents" / "soon", "--key", "ann", "--expires", "3d")
     (check,) = doctor.of_the_home()
     assert check.found == "envelope `soon` expires in 2 days"
+
+
+def test_daemon_warns_two_weeks_ahead(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with cli_daemon_kit.running(home) as one:
+        now_ms = one.server.now_ms()
+        for days, action in ((13, "memory.read"), (15, "memory.write")):
+            done("capabilities", "grant", action, "--expires-at", str(now_ms + days * DAY))
+        caplog.clear()
+
+        async def warn() -> None:
+            with anyio.move_on_after(60) as limit, pytest.MonkeyPatch.context() as patch:
+
+                async def stop(seconds: float) -> None:
+                    limit.cancel()
+                    await anyio.lowlevel.checkpoint()
+
+                patch.setattr(anyio, "sleep", stop)
+                await expiries.warn(one.server)
+
+        one.portal.call(warn)
+    warned = [record.getMessage() for record in caplog.records if record.name == expiries.__name__]
+    assert warned == [
+        "envelope `soon` expires in 4 days: renew it",
+        "grant `operator@local memory.read` expires in 12 days: renew it",
+    ]
 
 
 def test_expiry_words() -> None:

@@ -61,6 +61,25 @@ def test_error_is_raised_as_it_was(covenant_home: Path) -> None:
     assert (caught.value.message, caught.value.hint, caught.value.where) == ("no such task", "look", "here")
 
 
+def test_refusal_of_a_closed_connection_is_read(covenant_home: Path) -> None:
+    """As of a daemon that takes no more connections: it answers, and ends, before anything is sent."""
+    covenant_home.mkdir(mode=0o700, parents=True)
+    said = errors.BusyError("too many connections", hint="wait")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(covenant_home / "sock"))
+        listener.listen()
+        with client.opened(covenant_home) as one:
+            peer, _ = listener.accept()
+            peer.sendall(frame(said.to_json()))
+            peer.close()
+            # Control: what is sent from now on is refused by the kernel.
+            with pytest.raises(BrokenPipeError):
+                one._sock.send(b"x")
+            with pytest.raises(errors.BusyError) as caught:
+                one.ask("ping")
+    assert caught.value.hint == "wait"
+
+
 def test_error_of_version_1_has_message_alone(covenant_home: Path) -> None:
     answers = answering(covenant_home, frame({"kind": "error", "message": "no"}))
     with answers, client.opened(covenant_home) as one, pytest.raises(errors.CovenantError, match=r"^no$"):

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from policy import denials, errors
+from policy.signing import expiry
 from sandbox.control import metrics
 from sandbox.control.metrics import RunSample, Tally
 from sandbox.kernel.cgroup.stats import Usage, usage
 from sandbox.rundir.registry import Entry
 from sandbox.serve import metrics_http, metrics_worker
-from tests import prometheus_text
+from tests import prometheus_text, signing_kit
 
 EMPTY: dict[str, Any] = {
     **dict.fromkeys(("package", "payload_digest", "operator", "parent"), ""),
@@ -56,6 +57,18 @@ def test_series_are_bounded_and_add_up() -> None:
     assert memory['agent_id=""'] == sum(range(1, 151))
     assert numbers["covenant_agent_cpu_seconds"]['agent_id="agent-250"'] == 2.5
     assert numbers["covenant_runs"]['state="Isolated"'] == 250
+
+
+def test_ends_of_trust_root_and_its_keys_are_series(tmp_path: Path) -> None:
+    end = signing_kit.NOW + 30 * signing_kit.DAY
+    early = end - signing_kit.DAY
+    root = signing_kit.root(signing_kit.operator(1), signing_kit.operator(2, expires_at=early), expires_at=end)
+    numbers = prometheus_text.parse(metrics.text([], tally(tmp_path), list(expiry.of_root(root))))
+    assert numbers["covenant_expiry_timestamp_seconds"] == {
+        'name="",what="trust_root"': end / 1000,
+        'name="op2",what="key"': early / 1000,
+    }
+    assert metrics.ends(tmp_path / "none") == []
 
 
 def test_no_agent_can_write_line_of_its_own() -> None:
