@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import pytest
 
+from policy import errors
 from policy.audit_log import chain
 from tests import daemon_kit, v1_client
 from tests.daemon_kit import Daemon
@@ -128,10 +130,49 @@ async def test_inclusion_follows_the_chain(covenant_home: Path) -> None:
 
 async def test_requests_without_our_fields_are_taken(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
-        await daemon.grant("chain.batches", "memory.backfill.apply", "settlement.backfill.apply")
+        await daemon.grant("chain.batches", "chain.flush", "memory.backfill.apply", "settlement.backfill.apply")
         assert (await daemon.client.ask("receipt_batches"))["kind"] == "receipt_batches"
+        with pytest.raises(errors.NothingToSettleError):  # the request itself is taken, with its default limit
+            await daemon.client.ask("flush_receipts")
         assert (await daemon.client.ask("backfill_memory_records"))["dry_run"] is False
         assert (await daemon.client.ask("backfill_settlement_receipts"))["dry_run"] is False
+
+
+async def test_http_bodies_of_version_1_are_taken(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home, http_port=0) as daemon:
+        await daemon.grant("capabilities.purge", "memory.backfill.apply", "settlement.backfill.apply")
+        token = (covenant_home / "peers" / "operator.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}"}
+        base = f"http://127.0.0.1:{daemon.http_port}"
+        async with aiohttp.ClientSession(base, headers=headers, timeout=aiohttp.ClientTimeout(60)) as session:
+            for path, body, kind in (
+                ("/capabilities/purge", {"older_than_ms": 1}, "capabilities_purged"),
+                ("/memory/records/backfill", {}, "memory_records_backfilled"),
+                ("/settlement/receipts/backfill", {}, "settlement_receipts_backfilled"),
+            ):
+                async with session.post(path, json=body) as answer:
+                    found = await answer.json()
+                    assert (answer.status, found["kind"]) == (200, kind), found
+
+
+async def test_stored_grants_with_nulls_hold(covenant_home: Path) -> None:
+    """The scopes of version 1's golden files: memory.json with nulls, secret.json with `name`."""
+    memory = {"version": 1, "tiers": ["longterm"], "before_ms": None, "record_id": None, "apply": None}
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write")
+        await daemon.grant("memory.read", scope=memory)
+        await daemon.grant("secret.access", scope={"version": 1, "name": "mail"})
+    # From its file, as a home of version 1 has it.
+    stored = (covenant_home / "capabilities" / "granted.jsonl").read_text()
+    assert '"record_id":null' in stored
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.client.ask("put_memory", tier="longterm", text="a note about ships")
+        assert (await daemon.client.ask("recent_memory", tier="longterm", limit=5))["records"]
+        with pytest.raises(errors.CovenantError):
+            await daemon.client.ask("recent_memory", tier="working", limit=5)
+        now_ms, me = daemon.server.now_ms(), daemon.server.identity.agent.pubkey
+        # What it admits: tests/unit/policy/capabilities/test_scopes.py.
+        assert daemon.server.capabilities.find(me, "secret.access", now_ms) is not None
 
 
 async def test_stream_of_an_intent_decodes(covenant_home: Path) -> None:
