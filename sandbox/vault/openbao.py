@@ -102,9 +102,7 @@ class OpenBao:
             import hvac
             import requests
         except ImportError:
-            raise errors.VaultError(
-                "OpenBao needs the package `hvac`", hint='pip install "covenant-supervisor[openbao]"'
-            ) from None
+            raise errors.VaultError("OpenBao needs the package `hvac`", hint='pip install "hvac>=2.3"') from None
         session = requests.Session()
         # No proxy, no certificates and no passwords by the environment.
         session.trust_env = False

@@ -123,6 +123,25 @@ def test_every_command_of_every_page_exists(clone: pathlib.Path) -> None:
     assert checked >= 5
 
 
+# What a page or a hint has pip install; a name in brackets is an extra of the one before.
+_PIP = re.compile(r"\bpipx? install((?: +[^ \n`')]+)+)")
+
+
+def test_own_name_is_installed_from_a_file(clone: pathlib.Path) -> None:
+    """No index has the project under its name: whoever registers it there would be installed."""
+    own = re.compile(r"covenant[-_.]?(supervisor|daemon)?(\[|[=<>~!]|$)")
+    sources = [path for top in ("covenant", "sandbox", "policy") for path in (clone / top).rglob("*.py")]
+    found = []
+    for path in [*_pages(clone), *sources]:
+        for words in _PIP.findall(path.read_text()):
+            found += [(path.name, word) for word in words.replace('"', "").replace("'", "").split() if word[0] != "-"]
+    assert {"install.md", "tui.md", "vault.md", "openbao.py", "tui.py", "minilm.py"} <= {name for name, _ in found}
+    assert [one for one in found if own.match(one[1])] == []
+    for word in ("covenant-supervisor[tui]", "covenant", "covenant_supervisor==1"):  # the control
+        assert own.match(word)
+    assert not own.match("./covenant_supervisor-0.1.0-py3-none-linux_x86_64.whl")
+
+
 def test_no_page_of_prose_is_too_long(clone: pathlib.Path) -> None:
     pages = [
         clone / "README.md",

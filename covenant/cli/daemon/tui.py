@@ -32,8 +32,8 @@ def tui() -> None:
         raise errors.UsageError("the screens are for a terminal", hint="use the verbs: covenant ps --json")
     if importlib.util.find_spec("textual") is None:
         raise errors.ScreensMissingError(
-            "the screens need the extra `tui`, which is not installed",
-            hint='pip install "covenant-supervisor[tui]"',
+            "the screens need the package `textual`, which is not installed",
+            hint='pip install "textual>=8.2"',
         )
     from covenant.tui.app import TerminalApp
 

@@ -84,5 +84,5 @@ def require_installed() -> None:
     if not installed():
         raise errors.SettlementMissingError(
             "the extra `settlement` is not installed: no transaction can be made",
-            hint="install covenant-supervisor[settlement]",
+            hint='pip install "solders>=0.26"',
         )

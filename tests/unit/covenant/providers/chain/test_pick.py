@@ -21,6 +21,7 @@ from covenant.providers.chain.local_vm import LocalVm
 from covenant.stores.settlement.interface import Batch
 from policy import errors
 from policy.audit_log import receipt_tree
+from tests import extras_kit
 
 PROGRAM = Pubkey.from_string("Stake11111111111111111111111111111111111111")
 SIGNER = Keypair.from_seed(bytes(range(32)))
@@ -59,7 +60,7 @@ async def test_without_extra_it_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     ):
         with pytest.raises(errors.SettlementMissingError) as refused:
             attempt()
-        assert "covenant-supervisor[settlement]" in refused.value.hint
+        assert refused.value.hint == extras_kit.command("settlement")
 
 
 def test_instruction_has_its_name_batch_and_accounts() -> None:

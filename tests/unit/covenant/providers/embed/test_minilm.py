@@ -14,6 +14,7 @@ import pytest
 from covenant.providers.embed import minilm, pick, wordpiece
 from covenant.providers.embed.pick import EmbedSettings
 from policy import errors
+from tests import extras_kit
 
 # As the tokenizer that is published with the model has them (tokenizers 0.23).
 TOKENS = {
@@ -119,7 +120,7 @@ def with_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_without_extra_refusal_names_it() -> None:
     with pytest.raises(errors.EmbedderError, match="onnxruntime") as refused:
         await pick.pick(EmbedSettings(provider="minilm"))
-    assert "covenant-supervisor[minilm]" in refused.value.hint
+    assert refused.value.hint == extras_kit.command("minilm")
 
 
 @pytest.mark.usefixtures("with_runtime")
@@ -127,7 +128,7 @@ def test_without_model_refusal_names_extra(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(minilm, "PACKAGE", "a_package_that_is_not_there")
     with pytest.raises(errors.EmbedderError, match="needs its model") as refused:
         minilm.load()
-    assert "covenant-supervisor[minilm]" in refused.value.hint
+    assert refused.value.hint == extras_kit.command("minilm")
 
 
 @pytest.mark.usefixtures("with_runtime")
