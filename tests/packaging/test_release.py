@@ -246,6 +246,26 @@ def test_rpm_is_installed_verified_and_erased(made: pathlib.Path, tmp_path: path
     assert [name for name in listed if os.path.lexists(root / name.lstrip("/"))] == []
 
 
+def test_rpmlint_finds_nothing(made: pathlib.Path, clone: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    environment = {**release_kit.programs(tmp_path / "programs", "rpmlint", "rpm")}
+    modules = tmp_path / "programs/tree/usr/lib/python3/dist-packages"
+    if modules.exists():
+        environment["PYTHONPATH"] = str(modules)
+    # Its cache and settings of a user.
+    environment |= {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)}
+    [package] = made.glob("*.rpm")
+
+    def lint(*options: str) -> subprocess.CompletedProcess[str]:
+        command = ["rpmlint", *options, str(package)]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+    done = lint("--config", str(clone / "packaging/system/rpmlint.toml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 errors, 0 warnings" in done.stdout, done.stdout
+    # The control: without what is explained there.
+    assert "dir-or-file-in-opt" in lint().stdout
+
+
 # --- the image of the daemon
 
 
