@@ -105,15 +105,22 @@ def describe(source: Source, tree: pathlib.Path, scripts: dict[str, str], kind: 
         "depends": needs,
         "mtime": _time(source.epoch),
         "scripts": scripts,
-        "contents": [*_contents(source, tree)],
+        "contents": [*_contents(source, tree, kind)],
         # lintian of Debian 12 cannot read zstd, and nfpm compresses by xz at 4 MB a second.
         "deb": {"compression": "gzip"},
-        "rpm": {"compression": "zstd", "buildhost": "localhost", "summary": "Runs AI agents, each held to a manifest"},
+        "rpm": {
+            "compression": "zstd",
+            "buildhost": "localhost",
+            "group": "System Environment/Daemons",
+            "summary": "Runs AI agents, each held to a manifest",
+        },
     }
 
 
-def _contents(source: Source, tree: pathlib.Path) -> list[dict[str, object]]:
+def _contents(source: Source, tree: pathlib.Path, kind: str) -> list[dict[str, object]]:
     made: list[dict[str, object]] = []
+    # rpm keeps a list of the documents; to dpkg their place says it.
+    documents = ("/usr/share/doc/", "/usr/share/man/") if kind == "rpm" else ()
     time = _time(source.epoch)
     for path in sorted(tree.rglob("*")):
         place = "/" + str(path.relative_to(tree))
@@ -121,7 +128,7 @@ def _contents(source: Source, tree: pathlib.Path) -> list[dict[str, object]]:
             made.append({"src": os.readlink(path), "dst": place, "type": "symlink"})
         elif path.is_file():
             info = {"mode": 0o755 if _is_program(place) else 0o644, "mtime": time}
-            entry = "config|noreplace" if place.startswith("/etc/") else ""
+            entry = "config|noreplace" if place.startswith("/etc/") else "doc" if place.startswith(documents) else ""
             made.append({"src": str(path), "dst": place, "type": entry, "file_info": info})
         elif place.startswith(("/opt/covenant", "/usr/share/doc/covenant", "/etc/covenant")):
             made.append({"dst": place, "type": "dir", "file_info": {"mode": 0o755, "mtime": time}})

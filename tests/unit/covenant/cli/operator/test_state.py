@@ -143,6 +143,7 @@ def test_refused_modes_name_one_command_that_mends(tmp_path: Path, monkeypatch: 
         for place in places:
             place.chmod(modes[place] | (0o055 if place.is_dir() else 0o044))
 
+    command = "covenant state modes --apply"
     open_to_others()
     for _ in places:
         # Each refusal names the file by a path that any shell takes, and the command for all of them.
@@ -153,7 +154,7 @@ def test_refused_modes_name_one_command_that_mends(tmp_path: Path, monkeypatch: 
             pass
         hint = _leaf(raised.value).hint
         one, _, whole = hint.partition(", or for a whole home: ")
-        assert whole == "covenant state modes --apply", hint
+        assert whole == command, hint
         assert one.startswith("chmod 0"), hint
         subprocess.run(one.split(), check=True)
     with cli_daemon_kit.running(home):
@@ -161,7 +162,7 @@ def test_refused_modes_name_one_command_that_mends(tmp_path: Path, monkeypatch: 
     assert {place: place.stat().st_mode & 0o777 for place in places} == modes
 
     open_to_others()
-    done(*whole.split()[1:])
+    done(*command.split()[1:])
     assert {place: place.stat().st_mode & 0o777 for place in places} == modes
     with cli_daemon_kit.running(home):
         done("ping")
