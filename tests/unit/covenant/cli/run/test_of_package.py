@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from covenant.cli.run import manage
 from policy import errors
 from tests import signing_kit
-from tests.cli_kit import document, refused
 
 
 @pytest.fixture
@@ -46,28 +44,3 @@ def test_logs_of_package_are_of_its_newest_ended_run(package: Path, monkeypatch:
     assert manage.of_package(str(package), ended=True) == "newest of hello"
     _live(monkeypatch, ("a1", "hello", 1))
     assert manage.of_package(str(package), ended=True) == "a1"
-
-
-def test_verbs_ask_about_run_of_package(package: Path, covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _live(monkeypatch, ("a1", "hello", 1), ("a2", "hello", 2))
-    asked = []
-
-    def answer(kind: str, **fields: Any) -> dict[str, Any]:
-        asked.append((kind, fields["run"]))
-        return {"record": {"run_id": fields["run"], "agent_id": "hello", "status": "ok"}}
-
-    def whole(run: str, stream: str) -> dict[str, Any]:
-        asked.append(("logs", run))
-        return {"run_id": run}
-
-    monkeypatch.setattr(manage, "_asked", answer)
-    monkeypatch.setattr(manage, "_whole", whole)
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("sandbox.attest.live_runs.live", lambda runs: ["a1", "a2"])
-    monkeypatch.setattr("sandbox.attest.live_runs.answer", lambda state, run, started: asked.append(("attest", run)))
-    monkeypatch.setattr("covenant.cli.audit.commands.started_policies", dict)
-    assert document("wait", package)["run_id"] == "a2"
-    assert document("logs", package)["run_id"] == "a2"
-    # The run ended meanwhile: it was asked about all the same.
-    refused("no_such_run", "attest", package)
-    assert asked == [("wait", "a2"), ("logs", "a2"), ("attest", "a2")]
