@@ -83,6 +83,7 @@ _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("ssh", "key_not_granted"): "services.ssh_agent",
     ("model", "host_not_granted"): "services.fetch",
     ("model", "agent_not_granted"): "services.agents",
+    ("model", "signal_not_granted"): "services.telemetry",
     ("tool", NOT_GRANTED): "permissions.skills",
     ("tool", ARGUMENTS): "permissions.skills.rule",
     ("tool", NOT_APPROVED): "permissions.skills.ask",

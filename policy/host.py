@@ -138,7 +138,7 @@ class HostFacts(Struct, frozen=True):
     """Facts about the machine for the compiler. Memory and disk in MiB, cpus as a count.
 
     ``providers`` are the names of the operator's providers of models, ``searchers`` those of searches,
-    ``agent_servers`` those of agents,
+    ``agent_servers`` those of agents, ``collects`` whether there is a collector for the telemetry of agents,
     ``publish_ports`` the loopback ports at which agents may publish, ``host_ports`` those that they
     may reach, ``tools`` the tools of the package's stdio servers, by URI, and
     ``proxied`` says whether connections go by the operator's proxy alone.
@@ -165,4 +165,5 @@ class HostFacts(Struct, frozen=True):
     proxied: bool = False
     searchers: tuple[str, ...] = ()
     agent_servers: tuple[str, ...] = ()
+    collects: bool = False
     tools: frozenset[str] = frozenset()

@@ -21,6 +21,7 @@ import pydantic
 from policy import errors
 from policy.manifest import text
 from policy.manifest.permissions import CREDENTIAL_NAME
+from sandbox.export_settings import ExportSettings
 from sandbox.proxy_settings import ProxySettings
 
 CREDENTIAL = "credential:"
@@ -143,31 +144,6 @@ class TlsSettings(pydantic.BaseModel):
             raise errors.ConfigError(f"tls.ca: {e.filename}: {e.strerror}", hint="name files of certificates") from e
 
 
-_COLLECTOR = r"^(https://[A-Za-z0-9._-]{1,253}|https?://(localhost|127\.0\.0\.1|\[::1\]))(:[0-9]{1,5})?(/[A-Za-z0-9._~/-]{0,200})?$|^$"
-
-
-class ExportSettings(pydantic.BaseModel):
-    """The targets of ``covenant export``. ``otlp`` is the address of a collector, ``headers`` a private file of header
-    lines for it, ``ca`` the authorities that are trusted for it. ``ocsf`` and ``proofs`` are files."""
-
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    # What is not encrypted stays on this machine.
-    otlp: Annotated[str, pydantic.Field(pattern=_COLLECTOR)] = ""
-    headers: Path | None = None
-    ca: Path | None = None
-    ocsf: Path | None = None
-    proofs: Path | None = None
-
-    @pydantic.field_validator("headers", "ca", "ocsf", "proofs", mode="before")
-    @classmethod
-    def _absolute(cls, value: object) -> object:
-        path = Path(value) if isinstance(value, str) else value
-        if path is not None and (not isinstance(path, Path) or not path.is_absolute() or ".." in path.parts):
-            raise ValueError("must be an absolute path without `..`")
-        return path
-
-
 class Config(pydantic.BaseModel):
     """Hold the operator's settings for one host. Times are in seconds.
 
@@ -210,7 +186,8 @@ class Config(pydantic.BaseModel):
 
     ``proxy`` is a table: the proxy by which the gates connect.
 
-    ``export`` is a table: where `covenant export` sends the rows of the audit logs.
+    ``export`` is a table: where `covenant export` sends the rows of the audit logs, and the collector for the
+    telemetry of agents.
 
     ``vault`` is a table: the place of the secrets, and the key that opens them in a run.
 

@@ -380,6 +380,9 @@ WEB = (
     R("agent dots", '"wordcount", "summariser"', '".."', "`..`", "the id of an agent", at='allow = [".."'),
     R("agent twice", '"wordcount", "summariser"', '"a", "a"', "`a` is listed twice", "keep one", at='allow = ["a"'),
     R("agent none", '["wordcount", "summariser"]', "[]", "allows 0 agents", "name from 1", at="[services.agents]"),
+    R("signal odd", '["traces", "logs"]', '["profiles"]', "`profiles`", "traces", at='signals = ["profiles"'),
+    R("signal twice", '["traces", "logs"]', '["logs", "logs"]', "`logs` is listed twice", "keep one", at="signals = ["),
+    R("signal none", '["traces", "logs"]', "[]", "names no signal", "write signals", at="[services.telemetry]"),
     R("page host none", '["docs.example.com", "*.example.org"]', "[]", "no host", "write hosts", at="[services.fetch]"),
 )
 _PLACE = '"unix:/srv/full/web.sock"'

@@ -227,6 +227,17 @@ SUPERVISOR: Final[Mapping[str, Mapping[str, str]]] = {
         "bytes": "int",
         "duration_ms": "int",
     },
+    # One request of the agent's own OTLP to the operator's collector, once it has ended: its spans, data points or log
+    # records, those that the collector rejected, and the bytes of the request, unpacked; status 0: no answer.
+    "telemetry_relayed": {
+        **_RUN,
+        "signal": "text",
+        "status": "int",
+        "records": "int",
+        "rejected": "int",
+        "bytes": "int",
+        "duration_ms": "int",
+    },
     # A port of the agent is about to be published at `to`; at its end the connections that were carried and refused,
     # and the bytes to the agent (`in`) and from it. A killed run has no row of the end.
     "port_published": {**_RUN, "port": "int", "to": "text"},

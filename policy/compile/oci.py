@@ -22,6 +22,11 @@ HOSTNAME = "agent"
 SEARCH_PATH = "/usr/bin:/bin"
 # The terminal that a session of the contract `terminal` shows, unless the manifest says another.
 TERMINAL = "xterm-256color"
+# By these an OpenTelemetry SDK finds the service gate. They turn no telemetry on in a program that has it off.
+TELEMETRY = {
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "http://telemetry.covenant",
+    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+}
 CAPABILITY_SETS = ("ambient", "bounding", "effective", "inheritable", "permitted")
 NAMESPACES = ("ipc", "mount", "network", "pid", "uts")
 OWN_NETWORK = "/proc/self/ns/net"
@@ -51,6 +56,7 @@ def environment(manifest: Manifest, effective: Effective, *, scratch: bool, secr
         **({"TMPDIR": SCRATCH} if scratch else {}),
         **inject_variables(manifest.permissions.placeholders, effective.inject.hosts),
         **({"SSH_AUTH_SOCK": init.SSH_SOCKET} if effective.ssh else {}),
+        **(TELEMETRY if effective.telemetry else {}),
     }
     return [f"{name}={value}" for name, value in sorted({**ours, **dict(manifest.process.env)}.items())]
 

@@ -204,6 +204,7 @@ def _link_cause(manifest: Manifest) -> Cause | None:
         ("search.allow", asked.search.allow),
         ("fetch.hosts", asked.fetch.hosts),
         ("agents.allow", asked.agents.allow),
+        ("telemetry.signals", asked.telemetry.signals),
     )
     for key, granted in web:
         if granted:

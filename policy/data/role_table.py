@@ -20,7 +20,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.roles import Role, Roles
-from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, TelemetrySet, WebSet
 from policy.grants.sets import access
 from policy.grants.sets.domain import NameSet
 from policy.grants.skills import SIDE_EFFECTS, SkillSet
@@ -88,6 +88,7 @@ def _opened(
         | ServiceSet
         | SshSet
         | SyscallSet
+        | TelemetrySet
         | WebSet
     ],
 ) -> Any:
@@ -139,6 +140,8 @@ _DOMAINS: dict[str, Callable[[_Row], Any]] = {
     "ssh": lambda row: _opened(row, "ssh", SshSet),
     # An agent that is asked acts with its own rights, so only roles that direct others may ask.
     "agents": lambda row: _opened(row, "agents", AgentSet),
+    # Words of the agent that leave the machine, as those to a model do.
+    "telemetry": lambda row: _opened(row, "telemetry", TelemetrySet),
 }
 
 

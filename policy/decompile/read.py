@@ -25,7 +25,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants
 from policy.grants.resources import Ceilings
-from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, TelemetrySet, WebSet
 from policy.grants.sets.domain import Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -60,6 +60,7 @@ class Grants(Struct, frozen=True):
     ssh: SshSet
     may_grant: MayGrant
     agents: AgentSet
+    telemetry: TelemetrySet
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
         """Name and value of each domain, in the order of ``DOMAINS``."""
@@ -171,6 +172,7 @@ def read(files: Files) -> Decompiled:
             ssh=reached.ssh,
             may_grant=held.may_grant,
             agents=reached.agents,
+            telemetry=reached.telemetry,
         ),
         arch,
         found,

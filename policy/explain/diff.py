@@ -19,7 +19,7 @@ from policy.explain import workspaces
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.paths import MODES, SHARED, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import ServiceSet, WebSet
+from policy.grants.services import ServiceSet, TelemetrySet, WebSet
 
 # From what is worst to have by mistake to what is mildest; the text is what people read.
 RISKS = (
@@ -31,6 +31,7 @@ RISKS = (
     "acts with secrets",
     "asks models",
     "reads the web",
+    "sends telemetry",
     "is reached from this host",
     "acts through tools",
     "starts agents",
@@ -257,6 +258,12 @@ def _web(left: WebSet, other: WebSet) -> Parts:
     yield risk, "web limit", lines[fetched:]
 
 
+def _telemetry(left: TelemetrySet, other: TelemetrySet) -> Parts:
+    risk, lines = "sends telemetry", left.describe()
+    yield risk, "signal", lines[: len(left.signals)]
+    yield risk, "telemetry limit", lines[len(left.signals) :]
+
+
 _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "identity": _one("acts under a role", "role"),
     "filesystem": _filesystem,
@@ -276,6 +283,7 @@ _PARTS: dict[str, Callable[[Any, Any], Parts]] = {
     "ssh": _one("acts with secrets", "login that is signed"),
     "may_grant": _one("starts agents", "right for children"),
     "agents": _one("asks agents", "agent that is asked"),
+    "telemetry": _telemetry,
 }
 assert tuple(_PARTS) == tuple(DOMAINS)
 

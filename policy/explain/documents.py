@@ -15,7 +15,7 @@ from policy.compile.artefacts import Artefacts
 from policy.compile.network import firewall
 from policy.grants import restore
 from policy.grants.credentials import InjectRule
-from policy.grants.services import LIMITS, WEB_LIMITS
+from policy.grants.services import LIMITS, TELEMETRY_LIMITS, WEB_LIMITS
 from policy.grants.skills import ASKED
 
 Rules = Iterator[tuple[str, str]]
@@ -218,13 +218,15 @@ def _tls(tls: dict[str, Any]) -> Rules:
 def _services(document: dict[str, Any]) -> Rules:
     asks = {"models", *LIMITS} if "models" in document else set()
     reads = {"web"} & set(document)
-    sends = {"agents"} & set(document)
+    sends = {"agents", "telemetry"} & set(document)
     closed("services of gates.json", document, {"listen", "names", *asks, *reads, *sends})
     yield "gates.json:services", f"port {document['listen']}, {', '.join(document['names'])}"
     if reads:
         yield from _web(document["web"])
     for one in document.get("agents", ()):
         yield f"gates.json:services/agent/{one}", f"messages to agent {one}"
+    if "telemetry" in document:
+        yield from _telemetry(document["telemetry"])
     if not asks:
         return
     for entry in document["models"]:
@@ -234,6 +236,15 @@ def _services(document: dict[str, Any]) -> Rules:
     for name, unit in LIMITS.items():
         value = document[name]
         yield f"gates.json:services/{name}", "not limited" if value is None else f"{value} {unit}"
+
+
+def _telemetry(document: dict[str, Any]) -> Rules:
+    closed("telemetry of gates.json", document, {"signals", *TELEMETRY_LIMITS})
+    for signal in document["signals"]:
+        yield f"gates.json:services/telemetry/{signal}", f"{signal} by OTLP, for the operator's collector"
+    for name, unit in TELEMETRY_LIMITS.items():
+        value = document[name]
+        yield f"gates.json:services/telemetry/{name}", "not limited" if value is None else f"{value} {unit}"
 
 
 def _web(document: dict[str, Any]) -> Rules:

@@ -88,6 +88,7 @@ def nothing_known(manifest: Manifest) -> HostFacts:
         providers=tuple(one.provider for one in manifest.services.models.allow),
         searchers=tuple(manifest.services.search.allow),
         agent_servers=("a2a",) if manifest.services.agents.allow else (),
+        collects=bool(manifest.services.telemetry.signals),
         publish_ports=tuple(int(port) for port in ports),
         host_ports=tuple(port for _, port in manifest.permissions.host_ports),
     )

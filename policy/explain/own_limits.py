@@ -23,6 +23,7 @@ MAX_BYTES: Final = 262_144
 _GRANTS: Final = (
     *("filesystem", "network", "syscalls", "executables", "credentials"),
     *("skills", "spawning", "services", "publish", "inject", "web", "host_ports", "ssh", "may_grant", "agents"),
+    *("telemetry",),
 )
 
 
@@ -73,14 +74,15 @@ def _services(effective: Effective, manifest: Manifest) -> Iterator[dict[str, An
         yield {"name": "broker", "at": "descriptor 3", "kinds": asked}
     if mounts.as_files(effective, manifest):
         yield {"name": "credentials", "at": mounts.CREDENTIALS, "kinds": ["file"]}
-    if effective.services:
-        yield {"name": "models", "at": "http://models.covenant", "kinds": ["openai", "anthropic"]}
-    if effective.web.search:
-        yield {"name": "search", "at": "http://search.covenant/search?q=WORDS&count=N", "kinds": ["json"]}
-    if effective.web.fetch:
-        yield {"name": "fetch", "at": "http://fetch.covenant/fetch?url=URL", "kinds": ["text"]}
-    if effective.skills.mcp:
-        yield {"name": "tools", "at": "http://tools.covenant/mcp", "kinds": ["mcp"]}
+    for name, path, granted, kinds in (
+        ("models", "", effective.services, ["openai", "anthropic"]),
+        ("search", "/search?q=WORDS&count=N", effective.web.search, ["json"]),
+        ("fetch", "/fetch?url=URL", effective.web.fetch, ["text"]),
+        ("tools", "/mcp", effective.skills.mcp, ["mcp"]),
+        ("telemetry", "", effective.telemetry, list(effective.telemetry.signals)),
+    ):
+        if granted:
+            yield {"name": name, "at": f"http://{name}.covenant{path}", "kinds": kinds}
     for one in effective.agents.listing():
         yield {"name": one, "at": f"http://agents.covenant/{one}", "kinds": ["a2a"]}
     for name, _ in effective.skills.commands:

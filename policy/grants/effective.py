@@ -24,7 +24,7 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, TelemetrySet, WebSet
 from policy.grants.sets.domain import ANY, EMPTY, Domain
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -50,6 +50,7 @@ DOMAINS: dict[str, type[Domain]] = {
     "ssh": SshSet,
     "may_grant": MayGrant,
     "agents": AgentSet,
+    "telemetry": TelemetrySet,
 }
 # The profile that a runtime brings where the manifest names none.
 RUNTIME_PROFILES = {"python3": "python3", "node": "node", "rust-bin": "static", "command": "command"}
@@ -61,6 +62,7 @@ NO_HOST: Final = HostPorts.bottom()
 NO_SSH: Final = SshSet.bottom()
 NO_RIGHTS: Final = MayGrant.bottom()
 NO_AGENTS: Final = AgentSet.bottom()
+NO_TELEMETRY: Final = TelemetrySet.bottom()
 # Left out of documents where nothing of them is granted, as before there were any.
 _LATER: Final[dict[str, Domain]] = {
     "services": NO_SERVICES,
@@ -71,6 +73,7 @@ _LATER: Final[dict[str, Domain]] = {
     "ssh": NO_SSH,
     "may_grant": NO_RIGHTS,
     "agents": NO_AGENTS,
+    "telemetry": NO_TELEMETRY,
 }
 _NO_EXEC = NEVER_CALLS | {EXEC_CALL}
 
@@ -99,6 +102,7 @@ class Effective:
     ssh: SshSet = NO_SSH
     may_grant: MayGrant = NO_RIGHTS
     agents: AgentSet = NO_AGENTS
+    telemetry: TelemetrySet = NO_TELEMETRY
 
     def __post_init__(self) -> None:
         calls = self.syscalls.without(NEVER_CALLS if self.executables else _NO_EXEC)
@@ -149,8 +153,9 @@ class Effective:
         host_ports = HostPorts.ports(port for _, port in table.host_ports)
         ssh = SshSet.rows(ssh_rows(manifest.services))
         agents = AgentSet.of(manifest.services.agents.allow)
+        telemetry = _telemetry(manifest.services)
         tools = (*table.skills.allow, *manifest.tools.command)
-        linked = network.mode != "off" or any((services, publish, web, tools, host_ports, ssh, agents))
+        linked = network.mode != "off" or any((services, publish, web, tools, host_ports, ssh, agents, telemetry))
         brought = (("executables", bool(executables)), ("network", linked))
         names = frozenset[str]().union(
             *((additions or {})[k].names for k, on in brought if on and k in (additions or {}))
@@ -180,6 +185,7 @@ class Effective:
             ssh=ssh,
             may_grant=_may_grant(manifest.spawn, (additions or {}).get("network")),
             agents=agents,
+            telemetry=telemetry,
         )
 
     def domains(self) -> tuple[tuple[str, Domain], ...]:
@@ -193,8 +199,8 @@ class Effective:
 
     @property
     def served(self) -> bool:
-        """Whether the agent has a service gate: for models, searches, pages, tools or agents."""
-        return bool(self.services or self.web or self.agents) or self.asks_tools
+        """Whether the agent has a service gate: for models, searches, pages, tools, agents or telemetry."""
+        return bool(self.services or self.web or self.agents or self.telemetry) or self.asks_tools
 
     @property
     def asks_tools(self) -> bool:
@@ -292,6 +298,11 @@ def _web(sections: source.ServicesSection) -> WebSet:
     search, fetch = sections.search, sections.fetch
     limits = (search.requests_per_minute, search.max_results, fetch.requests_per_minute)
     return WebSet.of(search.allow, fetch.hosts, *limits)
+
+
+def _telemetry(sections: source.ServicesSection) -> TelemetrySet:
+    sent = sections.telemetry
+    return TelemetrySet.of(sent.signals, sent.bytes_per_minute, sent.requests_per_minute)
 
 
 def _network(manifest: source.ManifestSections) -> Network:

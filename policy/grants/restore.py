@@ -23,7 +23,19 @@ from policy.grants.lifetime import ON_EXPIRY, LifetimeGrant
 from policy.grants.network import ANY_PUBLIC, Network
 from policy.grants.paths import MODES, FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import (
+    LIMITS,
+    SIGNALS,
+    TELEMETRY_LIMITS,
+    WEB_LIMITS,
+    AgentSet,
+    HostPorts,
+    PublishSet,
+    ServiceSet,
+    SshSet,
+    TelemetrySet,
+    WebSet,
+)
 from policy.grants.sets import access, addresses, hostnames
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.domain import ANY, NameSet
@@ -38,7 +50,7 @@ def effective(document: Any) -> Effective:
     Raises:
         errors.ArtefactError: it is not what ``canonical`` gives for some grants.
     """
-    later = {"services", "publish", "inject", "web", "host_ports", "ssh", "may_grant", "agents"}
+    later = {"services", "publish", "inject", "web", "host_ports", "ssh", "may_grant", "agents", "telemetry"}
     if type(document) is not dict or {*document, *later} != set(DOMAINS):
         raise _refuse("it has not exactly the known domains")
     try:
@@ -187,6 +199,11 @@ def _web(d: Document) -> WebSet:
     return WebSet.of(d["search"], d["fetch"], *(_limit(d[name]) for name in WEB_LIMITS))
 
 
+def _telemetry(d: Document) -> TelemetrySet:
+    signals = [_one_of(SIGNALS, one) for one in d["signals"]]
+    return TelemetrySet.of(signals, *(_limit(d[name]) for name in TELEMETRY_LIMITS))
+
+
 def _set_of(kind: Any, key: str) -> Callable[[Document], Any]:
     def restore(d: Document) -> Any:
         names = _names(d[key])
@@ -240,5 +257,6 @@ _DOMAINS: dict[str, Callable[[Document], Any]] = {
     "ssh": _ssh,
     "may_grant": _may_grant,
     "agents": _set_of(AgentSet, "allow"),
+    "telemetry": _telemetry,
 }
 assert tuple(_DOMAINS) == tuple(DOMAINS)

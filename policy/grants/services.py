@@ -1,6 +1,6 @@
 """Service grants: the models, searches and pages that an agent may ask its service gate for, the ports that this
-host may reach, the ports of this host that it may reach, the keys of SSH that sign for it, and the agents that it may
-ask.
+host may reach, the ports of this host that it may reach, the keys of SSH that sign for it, the agents that it may ask,
+and the telemetry that it may send.
 
 A pattern is a model's whole name, or a beginning of one with ``*`` behind it. Two patterns so written either hold one
 another or have nothing in common, which makes the meet exact.
@@ -323,3 +323,79 @@ class AgentSet(NameSet):
     def canonical(self) -> dict[str, Any]:
         """The ids, or ``*``."""
         return {"allow": self.listing()}
+
+
+# The signals of OTLP, sorted.
+SIGNALS: Final = ("logs", "metrics", "traces")
+# Field -> how people read it.
+TELEMETRY_LIMITS: Final[dict[str, str]] = {
+    "bytes_per_minute": "bytes a minute",
+    "requests_per_minute": "requests a minute",
+}
+
+
+class TelemetrySet(Struct, frozen=True):
+    """``signals`` are those of OTLP that the agent may send to the operator's collector, sorted.
+
+    Limits are None where there is none. Without a signal they are 0: every value that allows nothing is ``bottom()``.
+    """
+
+    signals: tuple[str, ...] = ()
+    bytes_per_minute: int | None = 0
+    requests_per_minute: int | None = 0
+
+    @classmethod
+    def of(
+        cls,
+        signals: Iterable[str] = (),
+        bytes_per_minute: int | None = None,
+        requests_per_minute: int | None = None,
+    ) -> Self:
+        """Return the grants of a manifest."""
+        found = tuple(sorted(set(signals)))
+        return cls(found, bytes_per_minute, requests_per_minute) if found else cls()
+
+    @classmethod
+    def bottom(cls) -> Self:
+        """No signal."""
+        return cls()
+
+    @classmethod
+    def top(cls) -> Self:
+        """Every signal, without a limit."""
+        return cls.of(SIGNALS)
+
+    def __bool__(self) -> bool:
+        return bool(self.signals)
+
+    def limits(self) -> tuple[int | None, ...]:
+        """The limits in the order of ``TELEMETRY_LIMITS``."""
+        return tuple(getattr(self, name) for name in TELEMETRY_LIMITS)
+
+    def meet(self, other: Self, /) -> Self:
+        """The signals that both allow, with the lower limit of each."""
+        return self.of(set(self.signals) & set(other.signals), *map(least, self.limits(), other.limits()))
+
+    def is_subset(self, other: Self, /) -> bool:
+        """Whether ``other`` allows all of this."""
+        return self.difference(other) == self.bottom()
+
+    def difference(self, other: Self, /) -> Self:
+        """The signals that ``other`` does not hold, and the limits that are above ``other``'s; 0 elsewhere."""
+        pairs = zip(self.limits(), other.limits(), strict=True)
+        signals = tuple(one for one in self.signals if one not in other.signals)
+        return type(self)(signals, *(0 if within(a, b) else a for a, b in pairs))
+
+    def describe(self) -> tuple[str, ...]:
+        """A line a signal, and a line a limit that is not 0."""
+        lines = tuple(f"send {one} to the operator's collector" for one in self.signals)
+        named = zip(TELEMETRY_LIMITS.values(), self.limits(), strict=True)
+        return lines + tuple(
+            f"telemetry: {unit} not limited" if value is None else f"telemetry: {value} {unit}"
+            for unit, value in named
+            if value != 0
+        )
+
+    def canonical(self) -> dict[str, Any]:
+        """Signals and limits."""
+        return {"signals": list(self.signals), **dict(zip(TELEMETRY_LIMITS, self.limits(), strict=True))}

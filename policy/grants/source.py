@@ -230,6 +230,17 @@ class AgentsSection(Protocol):
     def allow(self) -> Sequence[str]: ...
 
 
+class TelemetrySection(Protocol):
+    """``[services.telemetry]``."""
+
+    @property
+    def signals(self) -> Sequence[str]: ...
+    @property
+    def bytes_per_minute(self) -> int | None: ...
+    @property
+    def requests_per_minute(self) -> int | None: ...
+
+
 class SshHostItem(Protocol):
     """A host of ``services.ssh_agent``."""
 
@@ -259,6 +270,8 @@ class ServicesSection(Protocol):
     def fetch(self) -> FetchSection: ...
     @property
     def agents(self) -> AgentsSection: ...
+    @property
+    def telemetry(self) -> TelemetrySection: ...
     @property
     def ssh_agent(self) -> Sequence[SshAgentItem]: ...
 

@@ -1,4 +1,4 @@
-"""``[services]``: models, searches, pages and agents that the agent asks for at its own service gate.
+"""``[services]``: models, searches, pages, agents and telemetry, which the agent has at its own service gate.
 
 ``[spawn]``: agents that it may start, and rights that it may give to them.
 
@@ -121,6 +121,9 @@ AGENTS: Final = 256
 AgentName = Annotated[str, AfterValidator(text.Matching("agent", AGENT, "the id of an agent: A-Z a-z 0-9 _ . -"))]
 
 
+Signal = Literal["traces", "metrics", "logs"]
+
+
 class Agents(fields.Section):
     """``[services.agents]``: agents of the daemon at ``http://agents.covenant/AGENT``, over A2A."""
 
@@ -130,6 +133,16 @@ class Agents(fields.Section):
         AfterValidator(fields.unique),
         says("ids of agents that it may send messages to"),
     ] = ()
+
+
+class Telemetry(fields.Section):
+    """``[services.telemetry]``: OTLP of the agent at ``http://telemetry.covenant``, for the operator's collector."""
+
+    signals: Annotated[
+        tuple[Signal, ...], fields.LIST, AfterValidator(fields.unique), says("`traces`, `metrics`, `logs`")
+    ] = ()
+    bytes_per_minute: Annotated[int | None, whole(1, _U31, "bytes of requests in any 60 seconds, unpacked")] = None
+    requests_per_minute: Annotated[int | None, whole(1, _U31, "requests in any 60 seconds")] = None
 
 
 # Keys of one service: an agent offers each of them to a host, and hosts end a connection after six.
@@ -202,6 +215,7 @@ class Services(fields.Section):
     search: Search = Search()
     fetch: Fetch = Fetch()
     agents: Agents = Agents()
+    telemetry: Telemetry = Telemetry()
     ssh_agent: Annotated[tuple[SshAgentEntry, ...], fields.LIST] = ()
 
     def problems(self) -> Iterator[tuple[str, str, str]]:
@@ -215,6 +229,9 @@ class Services(fields.Section):
         if "agents" in self.model_fields_set and not 0 < len(self.agents.allow) <= AGENTS:
             message = f"[services.agents] allows {len(self.agents.allow)} agents"
             yield "services.agents", message, f"name from 1 to {AGENTS} agents, or take the section out"
+        if "telemetry" in self.model_fields_set and not self.telemetry.signals:
+            message, mend = "[services.telemetry] names no signal", "write signals, or take the section out"
+            yield "services.telemetry", message, mend
         if len(self.ssh_agent) > SSH_KEYS:
             yield "services.ssh_agent", f"{len(self.ssh_agent)} keys are granted", f"grant at most {SSH_KEYS}"
         for index, one in enumerate(self.ssh_agent):

@@ -375,6 +375,7 @@ RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
             },
             search={"required": ["allow"], "properties": {"allow": _ITEMS}},
             agents={"required": ["allow"], "properties": {"allow": {**_ITEMS, "maxItems": services.AGENTS}}},
+            telemetry={"required": ["signals"], "properties": {"signals": _ITEMS}},
             fetch={"required": ["hosts"], "properties": {"hosts": _ITEMS}},
             ssh_agent={
                 "maxItems": services.SSH_KEYS,

@@ -79,10 +79,13 @@ class Facts(Struct, frozen=True):
             manifest.permissions.placeholders,
         )
 
-    def environment(self, own: tuple[str, ...], injected: Collection[str] = (), *, ssh: bool = False) -> list[str]:
+    def environment(
+        self, own: tuple[str, ...], injected: Collection[str] = (), *, ssh: bool = False, telemetry: bool = False
+    ) -> list[str]:
         """The variables that the first process must have: those of ``own`` that are ours, and the manifest's.
 
-        ``injected`` are the hosts at which the gate adds a secret; with ``ssh`` there is an ssh-agent service.
+        ``injected`` are the hosts at which the gate adds a secret; with ``ssh`` there is an ssh-agent service, with
+        ``telemetry`` one for telemetry.
         """
         scratch, home = "TMPDIR=/tmp" in own, "/tmp" if "TMPDIR=/tmp" in own else "/workspace"  # noqa: S108
         ours = {"HOME": home, "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
@@ -90,6 +93,9 @@ class Facts(Struct, frozen=True):
         ours |= {"TERM": "xterm-256color"} if self.contract == "terminal" else {}
         ours |= inject_variables(self.placeholders, injected)
         ours |= {"SSH_AUTH_SOCK": "/tmp/.covenant-ssh-agent"} if ssh else {}  # noqa: S108 (the agent's own)
+        if telemetry:
+            ours |= {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://telemetry.covenant"}
+            ours |= {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}
         run = [one for one in own if one.startswith(("COVENANT_RUN_ID=", "CREDENTIALS_DIRECTORY="))]
         return sorted([*run, *(f"{name}={value}" for name, value in {**ours, **self.variables}.items())], key=_name)
 
@@ -108,7 +114,12 @@ def check(facts: Facts, found: Decompiled, package_digest: str) -> None:
         (
             "environment",
             list(found.process.env),
-            facts.environment(found.process.env, found.grants.inject.hosts, ssh=found.relay),
+            facts.environment(
+                found.process.env,
+                found.grants.inject.hosts,
+                ssh=found.relay,
+                telemetry=bool(found.grants.telemetry),
+            ),
         ),
         ("directory", found.process.cwd, facts.cwd),
         ("contract", found.process.contract, facts.contract),

@@ -182,8 +182,8 @@ def _by_proxy(manifest: Manifest) -> Iterator[Lack]:
 def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     asked, standby = manifest.services.models.allow, manifest.sandbox.standby
     search, fetch = manifest.services.search.allow, manifest.services.fetch.hosts
-    agents = manifest.services.agents.allow
-    for key, granted in (("search", search), ("fetch", fetch), ("agents", agents)):
+    agents, telemetry = manifest.services.agents.allow, manifest.services.telemetry.signals
+    for key, granted in (("search", search), ("fetch", fetch), ("agents", agents), ("telemetry", telemetry)):
         if granted and standby:
             lacking = "keys of services that change while an instance waits"
             yield "sandbox.standby", f"standby `{standby}` beside services.{key}", lacking, "write standby = 0"
@@ -196,6 +196,9 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
     if agents and not host.agent_servers:
         lacking, mend = "a server of agents", "write [providers.NAME] in providers.toml, of kind a2a (docs/a2a.md)"
         yield "services.agents.allow", "agents", lacking, mend
+    if telemetry and not host.collects:
+        lacking, mend = "a collector for agents", 'write agents = "URL" in [export] of config.toml (docs/export.md)'
+        yield "services.telemetry.signals", "telemetry", lacking, mend
     if asked and standby:
         lacking = "keys of models that change while an instance waits"
         yield "sandbox.standby", f"standby `{standby}` beside services.models", lacking, "write standby = 0"

@@ -18,7 +18,18 @@ from policy.grants.lifetime import LifetimeGrant
 from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import LIMITS, WEB_LIMITS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import (
+    LIMITS,
+    TELEMETRY_LIMITS,
+    WEB_LIMITS,
+    AgentSet,
+    HostPorts,
+    PublishSet,
+    ServiceSet,
+    SshSet,
+    TelemetrySet,
+    WebSet,
+)
 from policy.grants.sets.domain import Domain, NameSet
 from policy.grants.skills import SkillSet
 from policy.grants.spawning import MayGrant, Spawning
@@ -151,6 +162,14 @@ def _agents(m: Manifest, e: Effective) -> Items:
         yield f"services.agents.allow[{i}]", AgentSet.of([one])
 
 
+def _telemetry(m: Manifest, e: Effective) -> Items:
+    for i, one in enumerate(m.services.telemetry.signals):
+        yield f"services.telemetry.signals[{i}]", TelemetrySet.of([one], 0, 0)
+    for name in TELEMETRY_LIMITS:
+        value = structs.replace(TelemetrySet.bottom(), **{name: getattr(e.telemetry, name)})
+        yield f"services.telemetry.{name}", value
+
+
 def _host_ports(m: Manifest, e: Effective) -> Items:
     for i, port in m.permissions.host_ports:
         yield f"permissions.network[{i}]", HostPorts.ports([port])
@@ -195,6 +214,7 @@ _ITEMS: dict[str, Callable[[Manifest, Effective], Items]] = {
     "ssh": _ssh,
     "may_grant": _may_grant,
     "agents": _agents,
+    "telemetry": _telemetry,
 }
 assert tuple(_ITEMS) == tuple(DOMAINS)
 

@@ -78,6 +78,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("model", "search_not_granted"): "no provider of searches is granted",
     ("model", "host_not_granted"): "no grant of services.fetch names this host",
     ("model", "agent_not_granted"): "no grant of services.agents names this agent",
+    ("model", "signal_not_granted"): "services.telemetry does not name this signal",
     ("model", "address_refused"): "the name leads to an address that is not public",
     ("model", "limit"): "a limit of the services was reached",
     ("model", "path_refused"): "the service gate knows no such operation",

@@ -46,6 +46,11 @@ class RunEvents:
         self.unarchived = ""
         self._mark: open_runs.OpenRunMarker | None = None
 
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self._run_id
+
     def asked_by(self, issuer: Mapping[str, str]) -> None:
         """Use this issuer for all further rows: an instance is given its intent."""
         self._issuer = issuer
@@ -269,6 +274,10 @@ class RunEvents:
     def agent_asked(self, fields: Mapping[str, Any]) -> None:
         """Record a call to another agent, once it has ended: its digest and counts."""
         self._append("agent_asked", agent_id=self.agent_id, **fields)
+
+    def telemetry_relayed(self, fields: Mapping[str, Any]) -> None:
+        """Record a request of the agent's own telemetry, once it has ended: its counts."""
+        self._append("telemetry_relayed", agent_id=self.agent_id, **fields)
 
     def port_published(self, port: int, to: str) -> None:
         """Record that a port of the agent is about to be reached at a place of this host."""

@@ -68,6 +68,7 @@ def probe(config: Config) -> HostFacts:
             network=network_facts(config),
             providers=tuple(name for name, one in operators.items() if one.answers),
             agent_servers=tuple(name for name, one in operators.items() if one.has_agents),
+            collects=bool(config.export.agents),
             searchers=tuple(name for name, one in operators.items() if one.searches),
             publish_ports=config.publish_ports,
             host_ports=config.host_ports,

@@ -13,6 +13,7 @@ from msgspec import structs
 from policy import errors
 from policy.decide import Decision
 from policy.manifest.services import PROVIDERS_ID
+from sandbox import export_settings
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker.credentials import Found
 from sandbox.broker.vault_process import Fetcher
@@ -21,7 +22,7 @@ from sandbox.kernel.proc.secret_memory import guard_process
 from sandbox.lifecycle.types import Request
 from sandbox.network.gate.proxy import Proxy, ProxyTerms
 from sandbox.network.service import gate, limits, providers
-from sandbox.network.service.ledger import AgentAsked, Asked, Row
+from sandbox.network.service.ledger import AgentAsked, Asked, Row, TelemetryRelayed
 from sandbox.network.service.providers import Provider
 from sandbox.vault.embedded import FILE, FOLDER
 from sandbox.vault.open import configured
@@ -50,8 +51,32 @@ def of(decision: Decision, config: Config, rows: RunEvents, request: Request, me
     told = functools.partial(_told, granted, rows)
     by = proxy(config)
     return gate.Terms(
-        granted, keys(granted, config), told, config.tls.further(), pages, request.credits, meter, proxy=by
+        granted,
+        keys(granted, config),
+        told,
+        config.tls.further(),
+        pages,
+        request.credits,
+        meter,
+        proxy=by,
+        collector=_collector(decision, config, rows, request) if effective.telemetry else None,
     )
+
+
+def _collector(decision: Decision, config: Config, rows: RunEvents, request: Request) -> gate.Collector:
+    """The operator's collector for the telemetry of agents. No manifest is enforceable where none is named.
+
+    Raises:
+        errors.ConfigError: the file of its headers can be read by others, or is malformed.
+    """
+    settings = config.export
+    stamp = {
+        "covenant.run.id": rows.run_id,
+        "covenant.agent.id": decision.manifest.agent.id,
+        "covenant.package.digest": request.package.digest,
+    }
+    headers = {} if settings.agents_headers is None else export_settings.headers(settings.agents_headers)
+    return gate.Collector(settings.agents, stamp, headers, str(settings.agents_ca or ""))
 
 
 def _granted(decision: Decision, operators: Mapping[str, Provider]) -> dict[str, Provider]:
@@ -186,6 +211,8 @@ def _told(granted: Mapping[str, Provider], rows: RunEvents, asked: Row) -> None:
         rows.model_asked(structs.asdict(asked), cost)
     elif isinstance(asked, AgentAsked):
         rows.agent_asked(structs.asdict(asked))
+    elif isinstance(asked, TelemetryRelayed):
+        rows.telemetry_relayed(structs.asdict(asked))
     else:
         cost = granted[asked.target].request_price if asked.service == "search" and asked.status == 200 else 0
         rows.web_asked(structs.asdict(asked), cost)

@@ -49,7 +49,7 @@ def _host(**changes: Any) -> HostFacts:
     path = "/usr/bin/cat"
     program = Closure(path, path, (ClosureFile(path, "file", 0o755, 10, DIGEST),))
     made = sample.host(audience=kit.HOST, executables={path: program}, **changes)
-    return structs.replace(made, providers=("local",), searchers=("local",), agent_servers=("here",))
+    return structs.replace(made, providers=("local",), searchers=("local",), agent_servers=("here",), collects=True)
 
 
 _NETWORKED = NetworkFacts("", "")

@@ -102,6 +102,7 @@ def opened(
             credits=plan.pop("credits", None),
             meter=plan.pop("meter", None),
             proxy=plan.pop("proxy", None),
+            collector=plan.pop("collector", None),
         )
         with gate.open({**PLAN, **plan}, terms, inside=made.inside, denied=told.append) as opened_gate:
             for one in opened_gate.processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -17,9 +16,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from covenant.export import sinks, worker
-    from sandbox.config import ExportSettings
-
-_MOST_HEADER_BYTES = 16 * 1024
+    from sandbox.export_settings import ExportSettings
 
 
 @click.command(
@@ -94,12 +91,13 @@ def _settings(**given: str | None) -> ExportSettings:
     import pydantic
 
     from sandbox import config
+    from sandbox.export_settings import ExportSettings
 
     if any(given[name] for name in ("otlp", "ocsf", "proofs")):
         paths = {name: value for name, value in given.items() if value and value != "-"}
         absolute = {name: value if name == "otlp" else str(Path(value).absolute()) for name, value in paths.items()}
         try:
-            return config.ExportSettings(**absolute)  # type: ignore[arg-type]
+            return ExportSettings(**absolute)  # type: ignore[arg-type]
         except pydantic.ValidationError as e:
             name = str(e.errors(include_url=False)[0]["loc"][0])
             hint = "https://HOST[:PORT][/PATH], or http:// on this machine alone" if name == "otlp" else ""
@@ -128,6 +126,7 @@ def _targets(settings: ExportSettings, about: sinks.About, owner: int, *, to_std
     from covenant.export import collector, worker
     from covenant.export.cursor import directory
     from covenant.export.ocsf_file import Lines
+    from sandbox import export_settings
 
     def lines(path: Path) -> Lines:
         return Lines(path, directory(path.parent, owner), about)
@@ -137,35 +136,9 @@ def _targets(settings: ExportSettings, about: sinks.About, owner: int, *, to_std
         ocsf=lines(settings.ocsf) if settings.ocsf is not None else ocsf,
         proofs=lines(settings.proofs) if settings.proofs is not None else None,
         otlp=settings.otlp,
-        headers={} if settings.headers is None else _headers(settings.headers),
+        headers={} if settings.headers is None else export_settings.headers(settings.headers),
         tls=None if settings.ca is None else collector.trusted(str(settings.ca)),
     )
-
-
-def _headers(path: Path) -> dict[str, str]:
-    """Read header lines from a file that its owner alone can read.
-
-    Raises:
-        errors.ConfigError: it is no such file.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as e:
-        raise errors.ConfigError(f"headers `{path}`: {e.strerror}", where=str(path)) from e
-    with os.fdopen(fd, "rb") as stream:
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077 or info.st_uid not in {0, os.geteuid()}:
-            raise errors.ConfigError(
-                f"headers `{path}` can be read by others", hint=f"chmod 0600 {path}", where=str(path)
-            )
-        text = stream.read(_MOST_HEADER_BYTES).decode("ascii", "replace")
-    found = {}
-    for line in filter(None, map(str.strip, text.splitlines())):
-        name, colon, value = line.partition(":")
-        if not colon or not name.replace("-", "").isalnum() or not value.strip().isprintable():
-            raise errors.ConfigError(f"headers `{path}`: a line is not `Name: value`", where=str(path))
-        found[name] = value.strip()
-    return found
 
 
 def _tell(text: str) -> None:

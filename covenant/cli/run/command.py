@@ -35,6 +35,7 @@ _SHOWN_DOMAINS = (
     "host_ports",
     "ssh",
     "agents",
+    "telemetry",
 )
 
 

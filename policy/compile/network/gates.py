@@ -14,7 +14,7 @@ from policy.compile.network.firewall import DNS_PORT, SERVICE_PORT, SSH_AGENT_PO
 from policy.compile.network.routes import Traced
 from policy.grants.credentials import InjectRule
 from policy.grants.effective import Effective, asked_requests, inject_rules
-from policy.grants.services import LIMITS, WEB_LIMITS, covers, fetches
+from policy.grants.services import LIMITS, TELEMETRY_LIMITS, WEB_LIMITS, covers, fetches
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.spans import Spans
 
@@ -26,7 +26,7 @@ NAME_BYTES = 253
 TTL_SECONDS = (30, 3600)
 _DNS = built_in("dns gate", "resolves granted names alone, within a rate and a length")
 _SERVICES = built_in(
-    "service gate", "answers for granted models, searches, pages, tools and agents at the gateway's own address alone"
+    "service gate", "answers for granted models, searches, pages, tools, agents and telemetry at its own address alone"
 )
 _TLS = built_in("tls gate", "wants a ClientHello, and a granted name in it where a name was granted")
 
@@ -100,6 +100,7 @@ def _services(effective: Effective, origins: Origins, provenance: Provenance) ->
         ("fetch", web.fetch),
         ("tools", effective.asks_tools),
         ("agents", effective.agents),
+        ("telemetry", effective.telemetry),
     )
     document: dict[str, Any] = {"listen": SERVICE_PORT, "names": [f"{name}.covenant" for name, one in granted if one]}
     if effective.services:
@@ -108,6 +109,8 @@ def _services(effective: Effective, origins: Origins, provenance: Provenance) ->
         document["web"] = _web(effective, origins, provenance)
     if effective.agents:
         document["agents"] = _agents(effective, origins, provenance)
+    if effective.telemetry:
+        document["telemetry"] = _telemetry(effective, origins, provenance)
     return document
 
 
@@ -118,6 +121,18 @@ def _agents(effective: Effective, origins: Origins, provenance: Provenance) -> l
             raise origins.uncovered(key, one)
         provenance.add(f"gates.json:services/agent/{one}", Cause("manifest", f"{key}[{written.index(one)}]", one))
     return effective.agents.listing()
+
+
+def _telemetry(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:
+    written, key = list(origins.manifest.services.telemetry.signals), "services.telemetry.signals"
+    for one in effective.telemetry.signals:
+        if one not in written:
+            raise origins.uncovered(key, one)
+        provenance.add(f"gates.json:services/telemetry/{one}", Cause("manifest", f"{key}[{written.index(one)}]", one))
+    for name in TELEMETRY_LIMITS:
+        cause = origins.value("telemetry", name, f"services.telemetry.{name}")
+        provenance.add(f"gates.json:services/telemetry/{name}", cause)
+    return effective.telemetry.canonical()
 
 
 def _web(effective: Effective, origins: Origins, provenance: Provenance) -> dict[str, Any]:

@@ -23,12 +23,15 @@ from policy.grants.credentials import InjectRule, InjectSet
 from policy.grants.services import (
     EVERY,
     LIMITS,
+    SIGNALS,
+    TELEMETRY_LIMITS,
     WEB_LIMITS,
     AgentSet,
     HostPorts,
     PublishSet,
     ServiceSet,
     SshSet,
+    TelemetrySet,
     WebSet,
 )
 from policy.grants.sets import hostnames
@@ -79,6 +82,7 @@ class Gates(Struct, frozen=True):
     ssh_port: int | None = None
     ssh: SshSet = SshSet()
     agents: AgentSet = AgentSet()
+    telemetry: TelemetrySet = TelemetrySet()
 
 
 def read(files: Files) -> Gates:
@@ -101,17 +105,16 @@ def read(files: Files) -> Gates:
     tls_port, tls, addresses, asked_tls = (None, {}, (), {}) if whole["tls"] is None else _tls(whole["tls"])
     if asked.keys() != asked_tls.keys():
         raise refuse(GATES, "the DNS gate asks about other names than the TLS gate")
-    service_port, services, web, tools, agents = (
-        _services(whole["services"]) if served else (None, ServiceSet(), WebSet(), False, AgentSet())
+    service_port, services, web, tools, agents, telemetry = (
+        _services(whole["services"]) if served else (None, ServiceSet(), WebSet(), False, AgentSet(), TelemetrySet())
     )
     publish = _publish(whole["publish"]) if published else PublishSet.bottom()
     inject = _inject(whole["inject"]) if injected else InjectSet.bottom()
     host = _host(whole["host"]) if hosted else HostPorts.bottom()
     granted = (services, tools, publish, inject, web, host)
     ssh_port, ssh = _ssh(whole["ssh"]) if signed else (None, SshSet())
-    return Gates(
-        dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted, asked, asked_tls, ssh_port, ssh, agents
-    )
+    later_sets = (asked, asked_tls, ssh_port, ssh, agents, telemetry)
+    return Gates(dns_port, tls_port, dns, inward, tls, addresses, service_port, *granted, *later_sets)
 
 
 _Sets = tuple[tuple[str, ...], tuple[str, ...]]
@@ -170,17 +173,21 @@ def _span(block: dict[str, Any], where: str) -> tuple[int, int]:
     return first, last
 
 
-def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet, bool, AgentSet]:
+_SENDS: Final[dict[str, Any]] = {"agents": list, "telemetry": dict}
+
+
+def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet, bool, AgentSet, TelemetrySet]:
     where = f"{GATES}:services"
     asks: documents.Shape = (
         {"models": list, **dict.fromkeys(LIMITS, documents.OPTIONAL_INT)} if "models" in value else {}
     )
     reads = {"web": dict} if "web" in value else {}
-    sends = {"agents": list} if "agents" in value else {}
+    sends: documents.Shape = {key: kind for key, kind in _SENDS.items() if key in value}
     found = closed(value, where, {"listen": int, "names": list, **asks, **reads, **sends})
     services = _models(found, where) if asks else ServiceSet()
     web = _web(found["web"], f"{where}/web") if reads else WebSet()
-    agents = _agents(found["agents"], f"{where}/agents") if sends else AgentSet()
+    agents = _agents(found["agents"], f"{where}/agents") if "agents" in sends else AgentSet()
+    telemetry = _telemetry(found["telemetry"], f"{where}/telemetry") if "telemetry" in sends else TelemetrySet()
     tools = _TOOLS in documents.listed(found["names"], f"{where}/names", str)
     granted = (
         ("models", services),
@@ -188,11 +195,12 @@ def _services(value: dict[str, Any]) -> tuple[int, ServiceSet, WebSet, bool, Age
         ("fetch", web.fetch),
         ("tools", tools),
         ("agents", agents),
+        ("telemetry", telemetry),
     )
     fixed(found["names"], f"{where}/names", [f"{name}.covenant" for name, one in granted if one])
     if not found["names"]:
         raise refuse(where, "there is a gate that answers for nothing")
-    return documents.whole(found["listen"], where, least=1, most=65535), services, web, tools, agents
+    return documents.whole(found["listen"], where, least=1, most=65535), services, web, tools, agents, telemetry
 
 
 def _agents(value: list[Any], where: str) -> AgentSet:
@@ -200,6 +208,15 @@ def _agents(value: list[Any], where: str) -> AgentSet:
     if not found or sorted(set(found)) != found or ANY in found:
         raise refuse(where, "the agents are not sorted, one is there twice, or there is none")
     return AgentSet.of(found)
+
+
+def _telemetry(value: dict[str, Any], where: str) -> TelemetrySet:
+    found = closed(value, where, {"signals": list, **dict.fromkeys(TELEMETRY_LIMITS, documents.OPTIONAL_INT)})
+    signals = documents.listed(found["signals"], where, str)
+    if not signals or signals != [one for one in SIGNALS if one in signals]:
+        raise refuse(where, "the signals are not sorted, one is there twice or unknown, or there is none")
+    limits = (found[name] for name in TELEMETRY_LIMITS)
+    return TelemetrySet.of(signals, *(None if one is None else documents.whole(one, where, least=1) for one in limits))
 
 
 def _web(value: dict[str, Any], where: str) -> WebSet:

@@ -13,7 +13,7 @@ from policy.decompile.documents import OPTIONAL_INT, Files, NoneType, closed, fi
 from policy.decompile.network import gates, nft, reach
 from policy.grants.credentials import InjectSet
 from policy.grants.network import Network
-from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, TelemetrySet, WebSet
 from policy.grants.sets import addresses, hostnames, spans
 from policy.grants.sets.access import PROTOCOLS, Access
 from policy.grants.sets.spans import Spans
@@ -59,12 +59,13 @@ class Reached(Struct, frozen=True):
     host_ports: HostPorts = HostPorts()
     ssh: SshSet = SshSet()
     agents: AgentSet = AgentSet()
+    telemetry: TelemetrySet = TelemetrySet()
 
     @property
     def linked(self) -> bool:
         """Whether the agent has a link to a gateway: for destinations, services, tools, or ports either way."""
-        asked = self.services or self.tools or self.publish or self.web or self.host_ports or self.ssh or self.agents
-        return self.mode != "off" or bool(asked)
+        asked = (self.services, self.tools, self.publish, self.web, self.host_ports, self.ssh)
+        return self.mode != "off" or any((*asked, self.agents, self.telemetry))
 
 
 def read(files: Files) -> Reached:
@@ -98,7 +99,7 @@ def read(files: Files) -> Reached:
     if mode == "off" and not unlinked and not asked:
         raise refuse(f"{NETWORK}:gateway", "there is a gateway for an agent that reaches nothing")
     granted = (gated.services, gated.tools, gated.publish, gated.inject, gated.web, gated.host, gated.ssh, gated.agents)
-    return Reached(found, mode, bps, listed, gated.dns_port is not None, *granted)
+    return Reached(found, mode, bps, listed, gated.dns_port is not None, *granted, gated.telemetry)
 
 
 def _off(files: Files, whole: dict[str, Any]) -> tuple[Network, Network, gates.Gates]:

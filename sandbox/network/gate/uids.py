@@ -25,5 +25,6 @@ TLS_CONNECTOR: Final = 64_987
 METRICS: Final = 64_986
 SSH_AGENT: Final = 64_985
 EXPORT: Final = 64_984
+TELEMETRY_READER: Final = 64_983
 # Those that may make connections. Every other gate is handed its sockets, and its filter has neither call.
 CONNECT: Final = frozenset({TLS, TLS_CONNECTOR, SERVICE_CONNECTOR, PUBLISH_CONNECTOR, HOST_PORTS_CONNECTOR})

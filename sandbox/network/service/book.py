@@ -36,6 +36,13 @@ class AgentEntry(Struct):
     begun: float
 
 
+class TelemetryEntry(Struct):
+    """One request of the agent's own telemetry under way."""
+
+    number: int
+    begun: float
+
+
 class Book:
     """The gate's end of the line to its supervisor, of which each message is one row."""
 
@@ -100,4 +107,17 @@ class Book:
         """Tell how it ended: ``size`` bytes of an answer."""
         duration = int((time.monotonic() - entry.begun) * 1000)
         row = {"kind": "agent_ended", "number": entry.number, "status": status, "bytes": size}
+        self._rows.send({**row, "duration_ms": duration})
+
+    def begin_telemetry(self, signal: str, records: int, size: int) -> TelemetryEntry:
+        """Tell that telemetry is about to go to the collector: records, and bytes as the agent made them, unpacked."""
+        self._next += 1
+        row = {"kind": "telemetry_begun", "number": self._next, "signal": signal, "records": records, "bytes": size}
+        self._rows.send(row)
+        return TelemetryEntry(self._next, time.monotonic())
+
+    def end_telemetry(self, entry: TelemetryEntry, status: int, rejected: int) -> None:
+        """Tell how it ended: the collector's status, 0 for none, and the records that it rejected."""
+        duration = int((time.monotonic() - entry.begun) * 1000)
+        row = {"kind": "telemetry_ended", "number": entry.number, "status": status, "rejected": rejected}
         self._rows.send({**row, "duration_ms": duration})

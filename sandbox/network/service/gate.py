@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -33,10 +34,11 @@ LAYER: Final = "model"
 CODES: Final = frozenset({
     "address_refused", "agent_not_granted", "content_refused", "field_refused", "frame_refused", "host_not_granted",
     "host_refused", "key_refused", "limit", "malformed", "model_not_granted", "no_provider", "path_refused",
-    "provider_failed", "search_not_granted", "tool_left_out",
+    "provider_failed", "search_not_granted", "signal_not_granted", "tool_left_out",
 })  # fmt: skip
 KIND: Final = prefork.Kind("sandbox.network.service.server", own_network=True)
 CONNECTOR: Final = prefork.Kind("sandbox.network.service.connector", own_network=False)
+TELEMETRY: Final = prefork.Kind("sandbox.network.service.telemetry.reader", own_network=True)
 READER: Final = prefork.Kind("sandbox.network.service.web.reader", own_network=True)
 CALLS: Final = frozenset({
     "accept4", "getpeername", "getpid", "getsockname", "getsockopt", "ioctl", "listen", "sendmsg", "setsockopt",
@@ -45,6 +47,8 @@ CALLS: Final = frozenset({
 CONNECTOR_CALLS: Final = proxy.CALLS
 READER_CALLS: Final = frozenset({"getpid", "mprotect"})
 _BACKLOG: Final = 256
+# For a connection to the collector.
+COLLECTOR_SECONDS: Final = 10
 _DESCRIPTORS: Final = 1024
 
 
@@ -62,6 +66,24 @@ class CommandLineEnd(Protocol):
         """Hold calls that an operator is asked about."""
 
 
+class Collector(Struct, frozen=True):
+    """The operator's collector for the telemetry of agents. ``stamp`` are the attributes of the run, for each resource.
+
+    ``ca`` is a file of authorities in place of the system's.
+    """
+
+    url: str
+    stamp: Mapping[str, str]
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    ca: str = ""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        parts = urlsplit(self.url)
+        return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
 class Terms(Struct, frozen=True):
     """The operator's part of a run's grant: the granted providers in the operator's order, and their keys.
 
@@ -70,6 +92,7 @@ class Terms(Struct, frozen=True):
     ``credits`` is what the run may spend, None for no limit, and ``meter`` counts what it and its children have spent
     (sandbox.network.gate.credit_meter). ``tools`` are the terms of the run's tools, None where it has none. ``proxy``
     is the operator's, by which the connector connects. ``commands`` is the line to the commands of the run.
+    ``collector`` takes the telemetry of the run, and is the last of the connector's providers.
     """
 
     providers: Mapping[str, Provider]
@@ -82,6 +105,7 @@ class Terms(Struct, frozen=True):
     tools: ToolTerms | None = None
     proxy: proxy.Proxy | None = None
     commands: CommandLineEnd | None = None
+    collector: Collector | None = None
 
     def kinds(self) -> list[prefork.Kind]:
         """Return the processes that serve them, but for a reader of pages."""
@@ -104,6 +128,21 @@ class Terms(Struct, frozen=True):
             }
             for name, one in self.providers.items()
         ]
+
+    def collecting(self) -> dict[str, Any] | None:
+        """The collector as the gate's process has it (upstream.ProviderPeer), without its number."""
+        if self.collector is None:
+            return None
+        return {
+            "name": "",
+            "kind": "otlp",
+            "url": self.collector.url.rstrip("/"),
+            "key": "",
+            "timeout_seconds": COLLECTOR_SECONDS,
+            "ca": self.collector.ca or str(SYSTEM_CA),
+            "authorities": [] if self.collector.ca else list(self.authorities),
+            "headers": dict(self.collector.headers),
+        }
 
 
 class ServiceGate(Struct, frozen=True):
@@ -159,6 +198,10 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 if plan.get("web", {}).get("fetch"):
                     near_page, far_page = (ours.enter_context(one) for one in socket.socketpair())
                     reads = {"reader": near_page.fileno()}
+                far_reader = None
+                if terms.collector is not None:
+                    near_reader, far_reader = (ours.enter_context(one) for one in socket.socketpair())
+                    reads = {**reads, "telemetry": near_reader.fileno()}
                 namespace = netns.current()
             except OSError as e:
                 raise errors.KernelError(f"cannot listen for the service gate: {e.strerror}") from e
@@ -196,6 +239,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                     "pages": {host: {"ca": str(one.ca or ""), "mock": one.mock} for host, one in terms.pages.items()},
                     "system_ca": str(SYSTEM_CA),
                     "credits": terms.credits,
+                    "collector": terms.collecting(),
                 },
                 fds={
                     "listener": listener.fileno(),
@@ -210,6 +254,8 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 **common,
             )
             started = [connector, gate] if far_page is None else [connector, gate, _reader(far_page, common)]
+            if far_reader is not None and terms.collector is not None:
+                started.append(_telemetry(far_reader, terms.collector, common))
             processes = tuple(stack.enter_context(gate_process.start(one)) for one in started)
             ledger.started()
             if tools is not None:
@@ -227,8 +273,9 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
 
 def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
     """The connector's plan (connector.Targets)."""
+    collector = [] if terms.collector is None else [(*terms.collector.address, COLLECTOR_SECONDS)]
     return {
-        "providers": [(*one.address, one.timeout_seconds) for one in terms.providers.values()],
+        "providers": [*((*one.address, one.timeout_seconds) for one in terms.providers.values()), *collector],
         "hosts": plan.get("web", {}).get("fetch", []),
         "places": {host: one.address for host, one in terms.pages.items() if one.connect},
         "proxy": None if terms.proxy is None else terms.proxy.plan(),
@@ -238,3 +285,14 @@ def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
 def _reader(line: socket.socket, common: Mapping[str, Any]) -> gate_process.Gate:
     fds = {"line": line.fileno()}
     return gate_process.Gate(module=READER.module, uid=uids.PAGE_READER, plan={}, fds=fds, calls=READER_CALLS, **common)
+
+
+def _telemetry(line: socket.socket, collector: Collector, common: Mapping[str, Any]) -> gate_process.Gate:
+    return gate_process.Gate(
+        module=TELEMETRY.module,
+        uid=uids.TELEMETRY_READER,
+        plan={"stamp": dict(collector.stamp)},
+        fds={"line": line.fileno()},
+        calls=READER_CALLS,
+        **common,
+    )

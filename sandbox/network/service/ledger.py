@@ -41,6 +41,8 @@ _SHAPES: Final[Mapping[str, Mapping[str, type]]] = {
     "web_begun": {"number": int, "service": str, "target": str},
     "agent_begun": {"number": int, "peer": str, "method": str, "request_sha256": str},
     "agent_ended": {"number": int, "status": int, "bytes": int, "duration_ms": int},
+    "telemetry_begun": {"number": int, "signal": str, "records": int, "bytes": int},
+    "telemetry_ended": {"number": int, "status": int, "rejected": int, "duration_ms": int},
     "web_ended": {"number": int, "status": int, "results": int, "bytes": int, "duration_ms": int},
 }
 
@@ -83,7 +85,18 @@ class AgentAsked(Struct, frozen=True):
     duration_ms: int = 0
 
 
-Row = Asked | WebAsked | AgentAsked
+class TelemetryRelayed(Struct, frozen=True):
+    """One request of the agent's own telemetry: its records, those that the collector rejected, and its bytes."""
+
+    signal: str
+    records: int
+    bytes: int
+    status: int = 0
+    rejected: int = 0
+    duration_ms: int = 0
+
+
+Row = Asked | WebAsked | AgentAsked | TelemetryRelayed
 Told = Callable[[Row], None]
 
 
@@ -96,11 +109,13 @@ class ModelLedger(GateRows):
         web = plan.get("web") or WebSet().canonical()
         self._web = WebSet.of(web["search"], web["fetch"])
         self._agents = frozenset(plan.get("agents", ()))
+        self._signals = frozenset((plan.get("telemetry") or {}).get("signals", ()))
         self._told = told
         self._beginnings: dict[str, Callable[[dict[str, Any]], Row | None]] = {
             "begun": self._begun,
             "web_begun": self._web_begun,
             "agent_begun": self._agent_begun,
+            "telemetry_begun": self._telemetry_begun,
         }
         self._under_way: dict[int, Row] = {}
         super().__init__(RowTerms("model", "tells what it may not", MESSAGE_BYTES, _AT_ONCE, self._one))
@@ -132,6 +147,9 @@ class ModelLedger(GateRows):
         if kind == "agent_ended" and isinstance(asked, AgentAsked):
             self._told(AgentAsked(asked.peer, asked.method, asked.request_sha256, **row))
             return True
+        if kind == "telemetry_ended" and isinstance(asked, TelemetryRelayed):
+            self._told(TelemetryRelayed(asked.signal, asked.records, asked.bytes, **row))
+            return True
         return False
 
     def _begun(self, row: dict[str, Any]) -> Asked | None:
@@ -149,6 +167,9 @@ class ModelLedger(GateRows):
             if told and row["peer"] in self._agents and _DIGEST.fullmatch(row["request_sha256"])
             else None
         )
+
+    def _telemetry_begun(self, row: dict[str, Any]) -> TelemetryRelayed | None:
+        return TelemetryRelayed(**row) if row["signal"] in self._signals else None
 
 
 def _row(message: bytes) -> dict[str, Any] | None:

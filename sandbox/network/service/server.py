@@ -31,6 +31,9 @@ from sandbox.network.service.commands import CommandEndpoint, CommandLine, comma
 from sandbox.network.service.limits import CreditLimit, ModelLimits, price
 from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
+from sandbox.network.service.telemetry.line import ReaderLine
+from sandbox.network.service.telemetry.server import NAME as TELEMETRY_NAME
+from sandbox.network.service.telemetry.server import TelemetryEndpoint
 from sandbox.network.service.tools import NAME as TOOLS_NAME
 from sandbox.network.service.tools import ToolEndpoint, ToolLine, tool_line
 from sandbox.network.service.upstream import Connector, ProviderClient, ProviderPeer
@@ -70,7 +73,15 @@ class ServiceServer:
         self._commands = None if commands is None else CommandEndpoint(commands, self._body)
         self._busy = 0
         self.agents = AgentEndpoint(plan.get("agents", ()), self._upstreams.values(), self._book, self._body)
+        self.telemetry = self._collected(gate, connector, len(peers))
         self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
+
+    def _collected(self, gate: GateInput, connector: Connector, number: int) -> TelemetryEndpoint:
+        """The endpoint of telemetry. The collector is the connector's last provider."""
+        peer, plan = gate.plan.get("collector"), gate.plan.get("telemetry") or {}
+        collector = None if peer is None else ProviderClient(connector, ProviderPeer(number, **peer))
+        reader = ReaderLine(gate.fds["telemetry"]) if "telemetry" in gate.fds else None
+        return TelemetryEndpoint(plan, reader, collector, self._book, self._body)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -81,6 +92,8 @@ class ServiceServer:
                 return await self.web.answer(name, request)
             if name == AGENTS_NAME:
                 return await self._asked_tools(self.agents, request)
+            if name == TELEMETRY_NAME:
+                return await self._asked_tools(self.telemetry, request)
             if name == TOOLS_NAME and self._commands is not None and self._commands.named(request.raw_path):
                 return await self._asked_tools(self._commands, request)
             if name == TOOLS_NAME and self._tools is not None:
@@ -105,7 +118,7 @@ class ServiceServer:
             return refused
 
     async def _asked_tools(
-        self, tools: ToolEndpoint | CommandEndpoint | AgentEndpoint, request: web.BaseRequest
+        self, tools: ToolEndpoint | CommandEndpoint | AgentEndpoint | TelemetryEndpoint, request: web.BaseRequest
     ) -> web.StreamResponse:
         self._busy += 1
         try:
@@ -122,17 +135,19 @@ class ServiceServer:
         if not request.raw_path.startswith("/") or request.version != (1, 1):
             raise RefusedError(400, "frame_refused", "the gate takes a path of its own, by HTTP/1.1")
         hosts = request.headers.getall("Host", [])
-        if len(hosts) != 1 or hosts[0].lower().removesuffix(":80") not in self._names:
+        named = hosts[0].lower().removesuffix(":80") if len(hosts) == 1 else ""
+        if named not in self._names:
             raise RefusedError(421, "host_refused", "the gate answers for its own names alone")
         refused = ("Upgrade", "Expect", "Content-Encoding", "Trailer", "TE", "HTTP2-Settings", "Proxy-Authorization")
         for name in refused:
-            if name in request.headers:
+            # Exporters of OTLP may pack their bodies.
+            if name in request.headers and not (name == "Content-Encoding" and named == TELEMETRY_NAME):
                 raise RefusedError(400, "frame_refused", f"the header {name} is not taken")
         if "Transfer-Encoding" in request.headers and "Content-Length" in request.headers:
             raise RefusedError(400, "frame_refused", "a body has one length")
         if self._busy >= AT_ONCE:
             raise RefusedError(429, "limit", f"more than {AT_ONCE} requests at once", retry_seconds=1)
-        return hosts[0].lower().removesuffix(":80")
+        return named
 
     def _place(self, request: web.BaseRequest) -> tuple[str, str]:
         """The path of the operation, and the provider that it names before that, if any."""
@@ -284,7 +299,7 @@ async def _serve(gate: GateInput) -> None:
     await _warm(runner)
     listener = socket.socket(fileno=gate.fds["listener"])
     gate.seal()
-    server.denied = server.web.denied = server.agents.denied = gate.denied
+    server.denied = server.web.denied = server.agents.denied = server.telemetry.denied = gate.denied
     connector.start(asyncio.get_running_loop())
     if tools is not None:
         await tools.start()

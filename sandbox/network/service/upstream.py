@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
+import msgspec
 import yarl
 from aiohttp.client_proto import ResponseHandler
 from msgspec import Struct
@@ -44,6 +45,7 @@ class ProviderPeer(Struct, frozen=True):
     input_price: int = 0
     output_price: int = 0
     request_price: int = 0
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 class Connector:
@@ -163,6 +165,26 @@ class ProviderClient:
         url = yarl.URL(self.peer.url + path, encoded=True)
         method = "POST" if body else "GET"
         return await self._session.request(method, url, headers=sent, data=body or None, allow_redirects=False)
+
+    async def post_telemetry(self, path: str, body: bytes, most: int) -> tuple[int, int, bytes]:
+        """Post OTLP to the collector. Returns the status, the seconds that it asks for, and the answer up to ``most``.
+
+        Raises:
+            aiohttp.ClientError, TimeoutError: the collector cannot be reached, or does not answer.
+        """
+        sent = {**self.peer.headers, "Accept-Encoding": "identity", "User-Agent": "covenant"}
+        sent["Content-Type"] = "application/x-protobuf"
+        url = yarl.URL(self.peer.url + path, encoded=True)
+        async with self._session.post(url, headers=sent, data=body, allow_redirects=False) as response:
+            data = bytearray()
+            async for chunk in response.content.iter_any():
+                data += chunk
+                if len(data) > most:
+                    response.close()
+                    break
+            asked = response.headers.get("Retry-After", "")
+            wait = int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 9 else 0
+            return response.status, wait, bytes(data[:most])
 
     async def get(
         self, path: str, parameters: Mapping[str, str], headers: Mapping[str, str], most: int

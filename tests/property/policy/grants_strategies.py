@@ -16,7 +16,7 @@ from policy.grants.network import Network
 from policy.grants.paths import MODES as FILESYSTEM_MODES
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import UNITS, Ceilings
-from policy.grants.services import AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, WebSet
+from policy.grants.services import SIGNALS, AgentSet, HostPorts, PublishSet, ServiceSet, SshSet, TelemetrySet, WebSet
 from policy.grants.sets.access import PROTOCOLS
 from policy.grants.sets.domain import NameSet
 from policy.grants.skill_rules import ToolCondition
@@ -160,6 +160,13 @@ BY_DOMAIN = {
     "ssh": signing,
     "may_grant": rights,
     "agents": st.builds(AgentSet.of, st.frozensets(st.sampled_from(["a", "b", "c"]))) | st.just(AgentSet.top()),
+    "telemetry": st.builds(
+        TelemetrySet.of,
+        st.frozensets(st.sampled_from(SIGNALS)),
+        st.none() | st.integers(1, 5),
+        st.none() | st.integers(1, 5),
+    )
+    | st.just(TelemetrySet.top()),
 }
 assert tuple(BY_DOMAIN) == tuple(DOMAINS)
 effectives = st.builds(Effective, **BY_DOMAIN)

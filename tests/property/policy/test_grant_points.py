@@ -59,6 +59,12 @@ def _reads(value: Any, point: Any) -> bool:
     return searched and value.holds(host) and _bounded(value.fetches_per_minute, number)
 
 
+def _sends(value: Any, point: Any) -> bool:
+    signal, size, number = point
+    within = _bounded(value.bytes_per_minute, size) and _bounded(value.requests_per_minute, number)
+    return within and signal in value.signals
+
+
 contents = st.sampled_from(["a1" * 32, "b2" * 32, "c3" * 32])
 # Domain -> its points, and a predicate that says whether a value allows one.
 POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
@@ -81,6 +87,7 @@ POINTS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any, Any], bool]]] = {
     ),
     "publish": (st.sampled_from(["80 at unix:/a", "8080 at unix:/b", "80 at 127.0.0.1:2000"]), _holds),
     "agents": (st.sampled_from(["a", "b", "d"]), _holds),
+    "telemetry": (st.tuples(st.sampled_from(["logs", "metrics", "traces"]), amounts, amounts), _sends),
     "host_ports": (st.sampled_from(["1024", "5432", "11434"]), _holds),
     "ssh": (st.sampled_from(["s at git.example.org ssh-ed25519 AAAA", "t at 10.0.0.1 ssh-rsa AAAA=="]), _holds),
     "inject": (

@@ -47,6 +47,7 @@ def test_every_key_can_be_written() -> None:
         'resolves = ["*.corp.example"]\n'
         '[export]\notlp = "https://collector.example:4318"\nheaders = "/x/headers"\nca = "/x/collector.pem"\n'
         'ocsf = "/x/ocsf.jsonl"\nproofs = "/x/proofs.jsonl"\n'
+        'agents = "https://collector.example:4318"\nagents_headers = "/x/agents"\nagents_ca = "/x/agents.pem"\n'
     )
     written = {"host", "runsc", "nft", "python3", "node", "uid_first", "uid_count", "start_deadline_seconds"}
     written |= {"grace_seconds", "allow_unsigned_trusted_local", "trusted_local_user", "path_owners"}

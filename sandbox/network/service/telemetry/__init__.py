@@ -1,0 +1,1 @@
+"""An agent's own OTLP, behind the service gate's name `telemetry.covenant`."""
