@@ -120,7 +120,7 @@ def answered(gated: Gated, request: bytes, seconds: float = 0.3) -> bytes:
 
 
 class Campaign:
-    """What the workers share: the counts of the answers by their first bytes, and when to stop."""
+    """State of all workers: the counts of the answers by their first bytes, and when to stop."""
 
     def __init__(self, first: int) -> None:
         self.first, self.counts = first, collections.Counter[bytes]()
