@@ -72,7 +72,7 @@ def main(trust: str, url: str) -> None:
     entry = entry.model_copy(update={"endpoint": endpoint, "headers": {}})
     with tempfile.TemporaryDirectory() as made:
         relay = Path(made) / "relay.py"
-        relay.write_bytes(http_relay.program(entry))
+        relay.write_bytes(http_relay.files(entry, b"")[http_relay.NAME])
         listed = conversed(relay, trust, McpSession(over_http=True))
         context_of = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
         calls = context_of.get("toolCalls") or [
