@@ -1,4 +1,4 @@
-"""What installs an extra: the packages that pyproject.toml names for it.
+"""The command that installs an extra: the packages that pyproject.toml names for it.
 
 The project's own name is on no index: no hint and no page tells anybody to install it from there.
 """

@@ -128,7 +128,7 @@ _PIP = re.compile(r"\bpipx? install((?: +[^ \n`')]+)+)")
 
 
 def test_own_name_is_installed_from_a_file(clone: pathlib.Path) -> None:
-    """No index has the project under its name: whoever registers it there would be installed."""
+    """No index has the project under its name: a stranger who registers it there would be installed."""
     own = re.compile(r"covenant[-_.]?(supervisor|daemon)?(\[|[=<>~!]|$)")
     sources = [path for top in ("covenant", "sandbox", "policy") for path in (clone / top).rglob("*.py")]
     found = []

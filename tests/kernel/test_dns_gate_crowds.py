@@ -149,7 +149,7 @@ def test_flood_of_names_starves_no_granted_one(gated: Gated) -> None:
     turn = [name for name, _, _ in asked].index("deep.example.org")
     # Control: the flood is not over. In order of their arrival the name would come after all of it.
     assert 45 <= before <= turn < len(asked) < 200
-    # The turns of 3 seconds, whatever the machine needed meanwhile.
+    # The turns of 3 seconds: how long the machine needed is not counted.
     assert turn - before < 60
     thread.join(60)
 
