@@ -8,7 +8,6 @@ revision and the client's capabilities, HTTP headers repeat what the message say
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
@@ -146,7 +145,7 @@ def _decoded(value: str | None) -> str | None:
         return value
     try:
         return base64.b64decode(value[len(_ENCODED) : -2], validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # also of text that is not ASCII: aiohttp passes bytes of a header on as surrogates
         return None
 
 

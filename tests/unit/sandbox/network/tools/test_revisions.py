@@ -48,6 +48,8 @@ def looked(
         (META, {**HEADERS, "mcp-method": "Tools/Call"}, revisions.MISMATCH),
         (META, {**HEADERS, "mcp-name": "shut"}, revisions.MISMATCH),
         (META, {**HEADERS, "mcp-name": "=?base64?b3Blbg=?="}, revisions.MISMATCH),
+        (META, {**HEADERS, "mcp-name": "=?base64?\u00e9?="}, revisions.MISMATCH),
+        (META, {**HEADERS, "mcp-name": "=?base64?\udce9?="}, revisions.MISMATCH),
         (META, {name: value for name, value in HEADERS.items() if name != "mcp-name"}, revisions.MISMATCH),
     ],
 )
