@@ -4,7 +4,7 @@ A request is read into the messages of opentelemetry-proto and written anew, as 
 was judged here: a field that these messages do not know, and a second reading of one that is written twice, are gone.
 
     (1) unpack                 gzip, one stream, at most ``BODY_BYTES``
-    (2) read                   protobuf, or JSON in OTLP's form: at most ``JSON_VALUES`` values
+    (2) read                   protobuf within ``bounds``, or JSON in OTLP's form: at most ``JSON_VALUES`` values
     (3) count                  at most ``ITEMS`` resources, scopes, records, attributes and values of lists
     (4) remove names of ours   keys that begin with ``covenant``, however it is written
     (5) stamp                  each resource with the attributes of the run, at most ``RESOURCES``
@@ -28,7 +28,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from policy import errors, wire_json
-from sandbox.network.service.telemetry import wire
+from sandbox.network.service.telemetry import bounds, wire
 
 BODY_BYTES: Final = wire.BODY_BYTES
 JSON_VALUES: Final = 65_536
@@ -74,6 +74,9 @@ SIGNALS: Final[Mapping[str, Signal]] = {
         "resource_spans", "scope_spans", "spans", "rejected_spans",
     ),
 }  # fmt: skip
+
+
+_TREE: Final = bounds.tree(one.request().DESCRIPTOR for one in SIGNALS.values())
 
 
 class MalformedTelemetryError(Exception):
@@ -174,6 +177,7 @@ def _too_large() -> MalformedTelemetryError:
 def _parse(message: Any, raw: bytes, *, is_json: bool) -> None:
     try:
         if not is_json:
+            bounds.check(raw, message.DESCRIPTOR.full_name, _TREE)
             message.ParseFromString(raw)
             return
         document = wire_json.read(raw, JSON_VALUES)
@@ -181,9 +185,11 @@ def _parse(message: Any, raw: bytes, *, is_json: bool) -> None:
             raise MalformedTelemetryError("the body is no object")
         _with_base64(document)
         json_format.ParseDict(document, message, ignore_unknown_fields=True, max_recursion_depth=_DEPTH)
+    except bounds.ExceededError as e:
+        raise MalformedTelemetryError(str(e), large=True) from e
     except errors.MalformedRequestError as e:
         raise MalformedTelemetryError(f"the body: {e.message}") from e
-    except (DecodeError, json_format.ParseError, RecursionError, UnicodeError, ValueError, TypeError) as e:
+    except (DecodeError, json_format.ParseError, RecursionError, ValueError, IndexError, TypeError) as e:
         raise MalformedTelemetryError("the body is no request of this signal") from e
 
 
