@@ -189,12 +189,25 @@ def _parse(message: Any, raw: bytes, *, is_json: bool) -> None:
         raise MalformedTelemetryError(str(e), large=True) from e
     except errors.MalformedRequestError as e:
         raise MalformedTelemetryError(f"the body: {e.message}") from e
-    except (DecodeError, json_format.ParseError, RecursionError, ValueError, IndexError, TypeError) as e:
+    # ArithmeticError: a whole number that no double holds.
+    except (
+        DecodeError,
+        json_format.ParseError,
+        RecursionError,
+        ArithmeticError,
+        ValueError,
+        IndexError,
+        TypeError,
+    ) as e:
         raise MalformedTelemetryError("the body is no request of this signal") from e
 
 
 def _with_base64(document: Any) -> None:
-    """Write the ids as protobuf's own JSON has them."""
+    """Write the ids as protobuf's own JSON has them.
+
+    Raises:
+        ValueError: an id is not hexadecimal, or half a surrogate pair is in a text. Protobuf fails at such a name.
+    """
     level = [document]
     while level:
         one = level.pop()
@@ -205,7 +218,9 @@ def _with_base64(document: Any) -> None:
                 if not isinstance(one[name], str) or not _HEX.fullmatch(one[name]):
                     raise ValueError(name)
                 one[name] = base64.b64encode(bytes.fromhex(one[name])).decode()
-            level += one.values()
+            level += (*one, *one.values())
+        elif isinstance(one, str) and not one.isascii():
+            one.encode()
 
 
 class _Walk:

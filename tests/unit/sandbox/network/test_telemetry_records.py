@@ -168,6 +168,23 @@ def test_any_bytes_have_an_outcome(body: bytes, signal: str, is_json: bool, is_g
     assert wire.OUTCOME.unpack_from(answered)[0] == wire.DONE
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"\ud800": 1},
+        {"resourceLogs": ["\ud800"]},
+        {"resourceLogs": [{"resource": {"attributes": [{"key": "\udfff"}]}}]},
+        {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"severityNumber": "\ud800"}]}]}]},
+        {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"body": {"doubleValue": 10**400}}]}]}]},
+        {"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": 10**400}]}]}]},
+    ],
+)
+def test_json_that_protobuf_fails_at_is_malformed(body: Any) -> None:
+    raw = json.dumps(body).encode()
+    found = reader.done(wire.STAMP, "logs", raw, STAMP, is_json=True, is_gzip=False)
+    assert wire.OUTCOME.unpack_from(found)[0] == wire.MALFORMED
+
+
 def test_gzip_of_one_stream_is_read() -> None:
     body = _metrics().SerializeToString()
     plain = records.stamped("metrics", body, STAMP, is_json=False, is_gzip=False)
