@@ -17,7 +17,7 @@ from sandbox import export_settings
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker.credentials import Found
 from sandbox.broker.vault_process import Fetcher
-from sandbox.config import Config
+from sandbox.config import Config, check_owner
 from sandbox.kernel.proc.secret_memory import guard_process
 from sandbox.lifecycle.types import Request
 from sandbox.network.gate.proxy import Proxy, ProxyTerms
@@ -36,6 +36,7 @@ def of(decision: Decision, config: Config, rows: RunEvents, request: Request, me
     Raises:
         errors.VaultError: a key cannot be had, with the verb that puts it there, or no operator signed for the agent
             id whose token it is.
+        errors.ConfigError: a file of authorities is missing, or as ``_collector``.
     """
     effective = decision.effective
     if request.is_dev and effective.agents:
@@ -47,6 +48,12 @@ def of(decision: Decision, config: Config, rows: RunEvents, request: Request, me
         )
     operators = providers.load_all(config.state)
     granted = _granted(decision, operators.providers)
+    for name, one in granted.items():
+        # INVARIANT: never the system's authorities in place of a file that is not there.
+        if one.ca is not None and not one.ca.is_file():
+            raise errors.ConfigError(
+                f"provider `{name}`: there is no file `{one.ca}`", hint="name a file of certificates in providers.toml"
+            )
     pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
     told = functools.partial(_told, granted, rows)
     by = proxy(config)
@@ -67,9 +74,17 @@ def _collector(decision: Decision, config: Config, rows: RunEvents, request: Req
     """The operator's collector for the telemetry of agents. No manifest is enforceable where none is named.
 
     Raises:
-        errors.ConfigError: the file of its headers can be read by others, or is malformed.
+        errors.ConfigError: the file of its headers can be read by others, or is malformed; or the file of its
+            authorities is missing, or others can write it.
     """
     settings = config.export
+    if settings.agents_ca is not None:
+        try:
+            check_owner(settings.agents_ca)
+        except errors.HostError as e:
+            raise errors.ConfigError(
+                f"export.agents_ca: {e.message}", hint=e.hint or "name a file of certificates"
+            ) from e
     stamp = {
         "covenant.run.id": rows.run_id,
         "covenant.agent.id": decision.manifest.agent.id,

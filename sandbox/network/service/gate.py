@@ -120,7 +120,7 @@ class Terms(Struct, frozen=True):
                 "url": one.url,
                 "key": self.keys.get(name, ""),
                 "timeout_seconds": one.timeout_seconds,
-                "ca": str(one.ca or SYSTEM_CA),
+                "ca": str(one.ca or _system_ca()),
                 "authorities": [] if one.ca else list(self.authorities),
                 "input_price": one.input_price,
                 "output_price": one.output_price,
@@ -139,7 +139,7 @@ class Terms(Struct, frozen=True):
             "url": self.collector.url.rstrip("/"),
             "key": "",
             "timeout_seconds": COLLECTOR_SECONDS,
-            "ca": self.collector.ca or str(SYSTEM_CA),
+            "ca": self.collector.ca or _system_ca(),
             "authorities": [] if self.collector.ca else list(self.authorities),
             "headers": dict(self.collector.headers),
         }
@@ -269,6 +269,11 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
         for one in processes:
             watches.update(one.watches(denied))
         yield ServiceGate(processes, watches, ledger, None if tools is None else tools.ledger)
+
+
+def _system_ca() -> str:
+    """The file of the system's authorities. Empty where there is none: then those that OpenSSL knows."""
+    return str(SYSTEM_CA) if SYSTEM_CA.exists() else ""
 
 
 def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:

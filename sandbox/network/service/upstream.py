@@ -11,7 +11,6 @@ import encodings.idna  # noqa: F401 - the ssl module asks for it by name, once t
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -119,7 +118,7 @@ class ProviderClient:
         context = None
         if peer.url.startswith("https:"):
             # Read now: after it is sealed the gate opens no file.
-            context = ssl.create_default_context(cafile=peer.ca if Path(peer.ca).exists() else None)
+            context = ssl.create_default_context(cafile=peer.ca or None)
             for one in peer.authorities:
                 context.load_verify_locations(one)
         self._session = aiohttp.ClientSession(

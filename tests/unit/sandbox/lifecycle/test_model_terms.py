@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from policy import errors
+from policy.grants.services import AgentSet, ServiceSet, TelemetrySet, WebSet
+from sandbox import config
 from sandbox.lifecycle import model_terms
 from sandbox.lifecycle.types import Request
+from sandbox.network.service import upstream
 
 
 def _terms(*, dev: str, typed: bool, agents: tuple[str, ...]) -> None:
@@ -31,3 +36,41 @@ def test_dev_run_has_no_token_of_an_agent() -> None:
 def test_other_runs_go_on_to_the_providers(dev: str, *, typed: bool, agents: tuple[str, ...]) -> None:
     with pytest.raises(AttributeError, match="state"):  # of the configuration, which is none here
         _terms(dev=dev, typed=typed, agents=agents)
+
+
+def _of(state: Path, *, models: ServiceSet, telemetry: TelemetrySet) -> None:
+    nothing: Any = None
+    granted = {"services": models, "web": WebSet(), "agents": AgentSet(), "telemetry": telemetry}
+    decision: Any = types.SimpleNamespace(
+        effective=types.SimpleNamespace(**granted),
+        manifest=types.SimpleNamespace(agent=types.SimpleNamespace(id="asker")),
+    )
+    package: Any = types.SimpleNamespace(digest="0" * 64)
+    rows: Any = types.SimpleNamespace(run_id="run-1")
+    model_terms.of(decision, config.load(state), rows, Request(package, "", {}), nothing)
+
+
+def test_missing_authorities_are_not_the_systems(tmp_path: Path) -> None:
+    pinned, models, signals = tmp_path / "pinned.pem", ServiceSet.of([("far", "m*")]), TelemetrySet.of(["logs"])
+    (tmp_path / "providers.toml").write_text(
+        f'[providers.far]\nkind = "openai-compatible"\nendpoint = "https://models.example/v1"\nca = "{pinned}"\n'
+    )
+    (tmp_path / "config.toml").write_text(f'[export]\nagents = "https://collector.example"\nagents_ca = "{pinned}"\n')
+    for grants in ({"models": models, "telemetry": TelemetrySet()}, {"models": ServiceSet(), "telemetry": signals}):
+        with pytest.raises(errors.ConfigError, match=r"pinned\.pem") as refused:
+            _of(tmp_path, **grants)  # type: ignore[arg-type]
+        assert refused.value.hint
+    pinned.write_text("")
+    pinned.chmod(0o644)
+    _of(tmp_path, models=models, telemetry=signals)
+
+
+def test_gate_without_its_file_of_authorities_does_not_start(tmp_path: Path) -> None:
+    nothing: Any = None
+    peer = upstream.ProviderPeer(0, "far", "openai", "https://models.example", "", 1, str(tmp_path / "pinned.pem"))
+
+    async def make() -> None:
+        upstream.ProviderClient(nothing, peer)
+
+    with pytest.raises(FileNotFoundError):
+        asyncio.run(make())
