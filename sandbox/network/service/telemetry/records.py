@@ -43,6 +43,7 @@ _KEY_VALUE: Final = "opentelemetry.proto.common.v1.KeyValue"
 # In JSON these are hexadecimal (OTLP, "JSON Protobuf Encoding"), where protobuf's own JSON has base64.
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
 _HEX: Final = re.compile(r"(?:[0-9A-Fa-f]{2}){0,16}")
+_ODD: Final = re.compile(r"[^a-z0-9]")
 _OURS: Final = re.compile(r"[^a-z0-9]*covenant(?:[^a-z0-9]|$)")
 
 
@@ -153,8 +154,11 @@ def is_ours(key: str) -> bool:
     """
     if len(key) > KEY_CHARACTERS:
         raise MalformedTelemetryError(f"a key has at most {KEY_CHARACTERS} characters")
-    plain = key if key.isascii() else unicodedata.normalize("NFKC", key)
-    return _OURS.match(plain.casefold()) is not None
+    return _OURS.match(_plain(key)) is not None
+
+
+def _plain(key: str) -> str:
+    return (key if key.isascii() else unicodedata.normalize("NFKC", key)).casefold()
 
 
 def _unpacked(body: bytes) -> bytes:
@@ -259,8 +263,8 @@ def _without_ours(attributes: Any, ours: Callable[[Any], bool] = lambda one: is_
 
 
 def _claims_audit(attribute: Any) -> bool:
-    """Whether it names the service of the rows that `covenant export` sends."""
-    named = attribute.key in ("service.name", "service.namespace")
+    """Whether it names the service of the rows that `covenant export` sends, also by a key as a collector writes it."""
+    named = _ODD.sub("", _plain(attribute.key)) in ("servicename", "servicenamespace")
     return named and is_ours(attribute.value.string_value[:KEY_CHARACTERS])
 
 

@@ -101,10 +101,14 @@ def test_names_of_ours_are_removed_within_values() -> None:
 
 def test_service_of_the_audit_is_no_agents() -> None:
     made = records.SIGNALS["logs"].request()
-    for name in ("covenant", "Covenant", "own"):
-        made.resource_logs.add().resource.attributes.add(key="service.name").value.string_value = name
+    names = ("covenant", "Covenant", "own")
+    keys = ("service.name", "service_name", "Service.Name", "service.namespace")
+    for key in keys:
+        for name in names:
+            made.resource_logs.add().resource.attributes.add(key=key).value.string_value = name
     _, read = _stamped("logs", made.SerializeToString())
-    assert [one.resource.attributes[0].key for one in read.resource_logs] == [*["covenant.run.id"] * 2, "service.name"]
+    first = [one.resource.attributes[0].key for one in read.resource_logs]
+    assert first == [one for key in keys for one in ("covenant.run.id", "covenant.run.id", key)]
 
 
 def test_unknown_fields_do_not_go_on() -> None:
