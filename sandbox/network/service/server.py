@@ -13,6 +13,7 @@ passed on as a row of counts, never of content.
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,7 @@ from sandbox.network.service.commands import CommandEndpoint, CommandLine, comma
 from sandbox.network.service.limits import CreditLimit, ModelLimits, price
 from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
+from sandbox.network.service.telemetry import wire as telemetry_wire
 from sandbox.network.service.telemetry.line import ReaderLine
 from sandbox.network.service.telemetry.server import NAME as TELEMETRY_NAME
 from sandbox.network.service.telemetry.server import TelemetryEndpoint
@@ -69,10 +71,10 @@ class ServiceServer:
         peers = [ProviderPeer(number, **one) for number, one in enumerate(plan["providers"])]
         self._upstreams = {peer.name: ProviderClient(connector, peer) for peer in peers}
         self._credits = CreditLimit(plan.get("credits"), gate.fds.get("credits"))
-        self._tools = None if tools is None else ToolEndpoint(tools, self._body)
-        self._commands = None if commands is None else CommandEndpoint(commands, self._body)
+        self._tools = None if tools is None else ToolEndpoint(tools, whole_body)
+        self._commands = None if commands is None else CommandEndpoint(commands, whole_body)
         self._busy = 0
-        self.agents = AgentEndpoint(plan.get("agents", ()), self._upstreams.values(), self._book, self._body)
+        self.agents = AgentEndpoint(plan.get("agents", ()), self._upstreams.values(), self._book, whole_body)
         self.telemetry = self._collected(gate, connector, len(peers))
         self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
 
@@ -81,7 +83,8 @@ class ServiceServer:
         peer, plan = gate.plan.get("collector"), gate.plan.get("telemetry") or {}
         collector = None if peer is None else ProviderClient(connector, ProviderPeer(number, **peer))
         reader = ReaderLine(gate.fds["telemetry"]) if "telemetry" in gate.fds else None
-        return TelemetryEndpoint(plan, reader, collector, self._book, self._body)
+        body = functools.partial(whole_body, keep=telemetry_wire.BODY_BYTES)
+        return TelemetryEndpoint(plan, reader, collector, self._book, body)
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
@@ -102,7 +105,7 @@ class ServiceServer:
             found, named = shapes.route(request.method, path, anthropic="anthropic-version" in request.headers)
             shape = found.shape
             query = self._query(request, shape)
-            call = shapes.read(found, path, named, await self._body(request))
+            call = shapes.read(found, path, named, await whole_body(request))
             if call.route.operation == "list":
                 return self._listed(call, only)
             for kind in call.left_out:
@@ -164,16 +167,6 @@ class ServiceServer:
         if odd or any(query.getall(name) != [value] for name, value in known.items() if name in query):
             raise RefusedError(400, "frame_refused", "this query is not passed on")
         return {name: value for name, value in known.items() if name in query}
-
-    async def _body(self, request: web.BaseRequest) -> bytes:
-        if (request.content_length or 0) > BODY_BYTES:
-            raise RefusedError(413, "frame_refused", f"a request has at most {BODY_BYTES} bytes")
-        data = bytearray()
-        async for chunk in request.content.iter_any():
-            data += chunk
-            if len(data) > BODY_BYTES:
-                raise RefusedError(413, "frame_refused", f"a request has at most {BODY_BYTES} bytes")
-        return bytes(data)
 
     # --- (2) to (4) -----------------------------------------------------------------------------------------
 
@@ -264,6 +257,25 @@ class ServiceServer:
         }
         names = sorted({model for provider, model in self._granted.models if provider in spoken and model[-1] != "*"})
         return web.Response(body=shapes.listing(call.route.shape, names), content_type="application/json")
+
+
+async def whole_body(request: web.BaseRequest, keep: int = BODY_BYTES) -> bytes:
+    """Read the body of a request. One of more than ``keep`` bytes is read whole, and returned cut, longer than that.
+
+    Raises:
+        RefusedError: it has more than ``BODY_BYTES``.
+    """
+    large = RefusedError(413, "frame_refused", f"a request has at most {BODY_BYTES} bytes")
+    if (request.content_length or 0) > BODY_BYTES:
+        raise large
+    data, size = bytearray(), 0
+    async for chunk in request.content.iter_any():
+        size += len(chunk)
+        if size > BODY_BYTES:
+            raise large
+        if len(data) <= keep:
+            data += chunk
+    return bytes(data)
 
 
 def _price(peer: ProviderPeer, inward: int, outward: int) -> int:
