@@ -12,6 +12,7 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
+from covenant.adapters.ipc.run_tools import RunTools
 from covenant.handlers import billing, routes
 from covenant.handlers.server import Server
 from covenant.handlers.state.ignore_rules import IgnoreSet
@@ -117,6 +118,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
             handlers=routes.HANDLERS,
             clock=steady,
         )
+        runtime.supervised.serve_tools(RunTools(server))
         stack.push_async_callback(steady.keep)
         audit.listen(lambda event: server.feed.publish("audit", event))
         yield Opened(server, runtime, tuple(recovered))

@@ -202,7 +202,9 @@ class Supervisor:
             the
                 log.
         """
-        if self.keeps_standby and not request.dev and request.user is None and request.workspace is None:
+        # What comes with its caller cannot be there ahead of it.
+        given = request.workspace is not None or request.daemon is not None
+        if self.keeps_standby and not request.dev and request.user is None and not given:
             ready = dispatch.dispatch(self.path / "runs", request, watches or {}, settings=self.config.digest)
             if ready is not None:
                 return ready

@@ -19,7 +19,7 @@ from typing import Any, Final
 import anyio
 
 from covenant import fair_share
-from covenant.runtime import packages, supervisor_report
+from covenant.runtime import packages, run_tools, supervisor_report
 from covenant.runtime.attached import AttachedTerminal, AttachmentPipes
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult, Spent, Usage, with_spent
@@ -70,10 +70,15 @@ class Supervised:
         self._connect, self._now_ms, self._grace_ms = connect, now_ms, grace_ms
         self._allowance: Callable[[Card], int | None] = lambda card: None
         self._places = fair_share.Shares(most, operator=operator)
+        self._tools: run_tools.ToolServer | None = None
 
     def allow(self, allowance: Callable[[Card], int | None]) -> None:
         """Hold runs to ``allowance``: the credits that each may spend at its service gate, None without a budget."""
         self._allowance = allowance
+
+    def serve_tools(self, tools: run_tools.ToolServer) -> None:
+        """Serve these tools to runs whose package declares tools of the daemon."""
+        self._tools = tools
 
     async def run(self, card: Card, intent: Intent, *, caller: AgentId, deadline: int | None) -> RunResult:
         """As ``runner.Runner``. The supervisor identifies us by peer credentials, and ``caller`` as the user we act
@@ -151,20 +156,27 @@ class Supervised:
         credits_ = self._allowance(card)
         if credits_ is not None:
             optional["credits"] = credits_
+        fields = {
+            "text": intent.text,
+            "intent_id": intent.id,
+            "priority": str(intent.priority),
+            # The caller was checked for this manifest, and other processes can write to the directory.
+            "manifest_sha256": card.digest,
+            "on_behalf_of": {"pubkey_b58": caller.pubkey, "display": caller.display},
+            "rows": True,
+            **optional,
+        }
         with packages.opened(card) as directory:
-            return await self._ask(
-                "run",
-                fds=[directory],
-                beside=beside,
-                text=intent.text,
-                intent_id=intent.id,
-                priority=str(intent.priority),
-                # The caller was checked for this manifest, and other processes can write to the directory.
-                manifest_sha256=card.digest,
-                on_behalf_of={"pubkey_b58": caller.pubkey, "display": caller.display},
-                rows=True,
-                **optional,
-            )
+            tools = self._tools
+            if tools is None or not await run_tools.declares(card, directory):
+                return await self._ask("run", fds=[directory], beside=beside, **fields)
+            with run_tools.opened(tools, caller) as line:
+                fds, named = [directory, line.theirs.fileno()], line.tools
+
+                async def ask() -> dict[str, Any]:
+                    return await self._ask("run", fds=fds, beside=beside, daemon_tools=named, **fields)
+
+                return await run_tools.while_served(tools, line, ask, intent=intent, caller=caller, card=card)
 
     async def _until_taken(self, ask: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
         """Repeat the request while the supervisor is busy: other clients of this uid may use its places too."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from covenant.session import proxy_loop
+from covenant.wire import mcp_server
 from policy import errors
 from policy.manifest.tools import advertised, http_relay
 from policy.manifest.tools.advertised import AdvertisedTool
@@ -49,6 +50,9 @@ def verify(package: Path, tools: ToolManifest, *, seconds: int) -> tuple[Finding
 
 def _verified(package: Path, tools: ToolManifest, server: Server, seconds: int) -> Iterator[Finding]:
     where = tools.where(("servers", tools.servers.index(server), "alias"))
+    if server.transport == "daemon":
+        yield from advertised.compare(tools, server, mcp_server.advertised())
+        return
     if names := http_relay.secrets(server):
         message = f"server `{server.alias}` is asked with the secret of {', '.join(names)}, which a signed run is given"
         yield Finding("not_asked", message, "run the agent: its first call compares what the server advertises", where)

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from covenant.wire import requests
 from policy import errors, wire_json
+from policy.manifest.tools.advertised import AdvertisedTool
 from policy.signing import strict_json
 from sandbox.network.tools import revisions
 from sandbox.network.tools.revisions import Refusal
@@ -39,6 +40,22 @@ TOOLS: Final[Mapping[str, tuple[str, bool, str]]] = {
     "capabilities_recent": ("recent_capabilities", True, "Return grants of or by the caller."),
     "tools_list": ("list_tools", True, "List the tools of the daemon."),
     "tools_call": ("call_tool", False, "Call a tool of the daemon by its name."),
+}
+
+# The tools that a run may have, each with the action that its caller needs for any call; nothing where the request asks
+# for one of its own or needs none. An intent is not submitted by a run: `spawn` and A2A hold that to the manifest.
+OF_RUNS: Final[Mapping[str, str]] = {
+    "intent_result": "",
+    "memory_search": "memory.read",
+    "memory_recent": "memory.read",
+    "memory_put": "memory.write",
+    "audit_recent": "",
+    "audit_verify": "",
+    "denials_recent": "",
+    "agents_list": "",
+    "capabilities_recent": "",
+    "tools_list": "",
+    "tools_call": "",
 }
 
 
@@ -101,6 +118,20 @@ def _own(number: str | int, method: str, params: Mapping[str, Any]) -> bytes:
     if method == "ping":
         return reply(number, {})
     return _error(number, _NO_METHOD, f"there is no method `{strict_json.shown(method)}`")
+
+
+def advertised() -> tuple[AdvertisedTool, ...]:
+    """Return the tools that a run may have, as the daemon advertises them."""
+    return tuple(
+        AdvertisedTool(one["name"], one["description"], one["inputSchema"])
+        for one in _listed()
+        if one["name"] in OF_RUNS
+    )
+
+
+def name_of(asked: McpCall) -> str:
+    """Return the name of the tool that a call is of."""
+    return next(name for name, (kind, _, _) in TOOLS.items() if kind == asked.request.kind)
 
 
 def answer(asked: McpCall, document: Mapping[str, Any]) -> bytes:

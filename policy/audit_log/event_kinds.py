@@ -149,6 +149,9 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
         "code": "text",
         "message": "text",
     },
+    # A tool of the daemon that a run called for the caller of its intent, before it is called; the end is in the
+    # supervisor's rows of the run.
+    "run_tool_asked": {"intent_id": "text", "agent_id": "text", "tool": "text", "arguments_hash_hex": "digest"},
     "intent_resumed": {"intent_id": "text", "resumed_from": "text"},
     # What the supervisor said about a run of ours, and what is billed for it. What was refused to the run comes with
     # the same answer and is copied as `denied`; the supervisor's own rows are `supervisor_row`. What is null was not

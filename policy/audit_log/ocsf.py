@@ -149,7 +149,7 @@ TABLE: Final[Mapping[str, Mapped]] = {
     **_kinds(_api, 6003, "peer", {1: "agent_asked"}),
     **_kinds(_api, 6003, "signal", {1: "telemetry_relayed"}),
     **_kinds(_api, 6003, "uri", {99: "tool_called tool_answered"}),
-    **_kinds(_api, 6003, "tool", {99: "tool_call_completed hermes_tool_invoked hermes_tool_completed"}),
+    **_kinds(_api, 6003, "tool", {99: "tool_call_completed run_tool_asked hermes_tool_invoked hermes_tool_completed"}),
     **_kinds(_api, 6003, "host", {99: "request_injected ssh_signed"}),
     **_kinds(_api, 6003, "matched_agent", {1: "intent_dispatched", 3: "intent_resumed"}),
     **_kinds(_api, 6003, "matched_agent", {1: "intent_failed intent_ignored"}, severity=LOW, status=_FAILURE),

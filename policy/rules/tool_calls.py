@@ -95,6 +95,12 @@ def unapproved(uri: str) -> Refusal:
     return Refusal(Denial("tool", uri, denials.NOT_APPROVED), message, hint=hint)
 
 
+def not_offered(uri: str, reason: str) -> Refusal:
+    """Return the refusal of a granted tool of the daemon that this run does not have."""
+    hint = "submit the intent to the daemon, as a caller with the capability of the tool"
+    return Refusal(Denial("tool", uri, "not_offered"), f"`{uri}` may not be called: {reason}", hint=hint)
+
+
 def call_ms(skills: SkillSet, tool: Tool) -> int:
     """Return the milliseconds that a call of a tool may take."""
     return tool.timeout_ms if skills.call_ms is None else min(tool.timeout_ms, skills.call_ms)

@@ -127,6 +127,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("tool", denials.NOT_APPROVED): "an operator is asked about each call of the tool, and none granted this one",
     ("tool", "unknown_tool"): "tools.json has no such tool",
     ("tool", "class_not_allowed"): "allowed_side_effects of tools.json leaves out the class of the tool",
+    ("tool", "not_offered"): "the tool is the daemon's, which did not start this run, or whose caller may not use it",
     ("tool", "schema"): "the arguments do not fit the tool's input schema",
     ("tool", "timeout_ms"): "the tool gave no answer within its own timeout_ms",
     ("tool", "drift"): "the server advertises something else than tools.json declares",
@@ -372,6 +373,8 @@ def _tool_note(denial: Denial, sight: Sight) -> str:
         return f"add [[permissions.skills.rule]] with tool = {text.toml(uri)}, argument = {text.toml(argument)}, equals"
     if denial.code == denials.NOT_APPROVED:
         return f"covenant approvals list shows what waits; without a question: take {text.toml(uri)} out of ask"
+    if denial.code == "not_offered":
+        return "start the run by the daemon (covenant intent), as a caller with the capability of the tool"
     return ""
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from policy import denials, errors
@@ -20,8 +21,8 @@ from sandbox.broker.mcp_calls import McpCalls
 from sandbox.broker.server import Broker
 from sandbox.broker.tool_servers import ServerRequest, ToolServers
 from sandbox.config import Config
-from sandbox.lifecycle.types import Request, ToolSource
-from sandbox.network.tools.ledger import ToolTerms
+from sandbox.lifecycle.types import DaemonTools, Request, ToolSource
+from sandbox.network.tools.ledger import StartedServer, ToolTerms
 
 
 def of(
@@ -58,7 +59,8 @@ def of(
     _check_hosts(decision, package, tools, aliases)
     if request.is_dev:
         _refuse_secrets(tools, aliases)
-    servers = ToolServers(aliases, functools.partial(start, source), keep=keep)
+    daemons = frozenset(one.alias for one in tools.servers if one.transport == "daemon")
+    servers = ToolServers([one for one in aliases if one not in daemons], functools.partial(start, source), keep=keep)
     stack.callback(servers.close)
 
     def log(kind: str, fields: Mapping[str, Any]) -> None:
@@ -68,7 +70,33 @@ def of(
 
     asks = None if broker is None else McpCalls(broker).line
     grants, name = decision.effective.canonical(), manifest.agent.id
-    return ToolTerms(grants, raw.decode(), name, log, servers.start, rows.sync, spawn, asks=asks)
+    return ToolTerms(
+        *(grants, raw.decode(), name, log, functools.partial(_started, daemons, request.daemon, servers)),
+        *(rows.sync, spawn),
+        asks=asks,
+        closed=dict(_closed(tools, request.daemon)),
+    )
+
+
+def _started(
+    daemons: Collection[str], daemon: DaemonTools | None, servers: ToolServers, alias: str
+) -> StartedServer | None:
+    """Start a server. The daemon is there already, so that its line is given."""
+    if alias not in daemons:
+        return servers.start(alias)
+    if daemon is None:
+        return None
+    return StartedServer(os.dup(daemon.fd), os.dup(daemon.fd), None)
+
+
+def _closed(tools: document.ToolManifest, daemon: DaemonTools | None) -> Iterator[tuple[str, str]]:
+    """Yield the tools of the daemon that this run does not have, by their URIs, with the reason."""
+    for server in tools.servers:
+        for tool in server.tools if server.transport == "daemon" else ():
+            if daemon is None:
+                yield str(server.uri(tool)), "no daemon started this run"
+            elif tool.name not in daemon.tools:
+                yield str(server.uri(tool)), "the daemon's caller has no capability of it"
 
 
 def secrets_of(package: Package) -> frozenset[str]:

@@ -57,6 +57,16 @@ class ToolSource(Struct, frozen=True):
     authorities: bytes = b""
 
 
+class DaemonTools(Struct, frozen=True):
+    """The line to the daemon that asked for a run, a socket on which it answers as an MCP server.
+
+    ``tools`` are those of its tools that its caller may use.
+    """
+
+    fd: int
+    tools: frozenset[str]
+
+
 class Request(Struct, frozen=True):
     """Request for a run: the package's bytes, the intent's text, the issuer, and the timeout.
 
@@ -81,6 +91,7 @@ class Request(Struct, frozen=True):
     - ``idle`` says whether something is asked of the run, which rests meanwhile (shim.idleness).
     - ``observe`` collects what the run does (``covenant learn``). A child of it is not observed.
     - ``arguments`` stand behind those of the manifest: the arguments of a command's call.
+    - ``daemon`` is the line to the daemon that asked for it, whose tools the agent may be granted. A child has none.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
     """
 
@@ -110,6 +121,7 @@ class Request(Struct, frozen=True):
     idle: int | None = None
     observe: Observed | None = None
     arguments: tuple[str, ...] = ()
+    daemon: DaemonTools | None = None
 
     @property
     def is_dev(self) -> bool:

@@ -148,7 +148,9 @@ def _guard(manifest: Manifest, declared: ToolManifest) -> ToolGuard:
             whole = {"run_id": None, "operator": identity.OPERATOR, **fields}
             ledger.append(kind, whole, issuer=issuer, now_ms=int(time.time() * 1000))
 
-    return ToolGuard(nine.requested(manifest, roles=data.roles()).skills, declared, log)
+    daemons = [one for one in declared.servers if one.transport == "daemon"]
+    closed = {str(one.uri(tool)): "no daemon starts this call" for one in daemons for tool in one.tools}
+    return ToolGuard(nine.requested(manifest, roles=data.roles()).skills, declared, log, closed=closed)
 
 
 @tools.command(epilog=client.examples("covenant tools describe ./hello tool://text/count"))
@@ -237,7 +239,8 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
     from sandbox import config
 
     read, manifest, declared = _read(package)
-    without = {one.alias: one for one in declared.servers if not http_relay.secrets(one)}
+    started = [one for one in declared.servers if one.transport != "daemon"]
+    without = {one.alias: one for one in started if not http_relay.secrets(one)}
     server = without.get(alias)
     if server is None:
         known = ", ".join(without) or "none"
@@ -263,7 +266,7 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
 @click.argument("alias")
 @click.option("--timeout", type=click.IntRange(1, 3600), default=60, show_default=True, help="Seconds for the server.")
 def advertised(package: Path, alias: str, timeout: int) -> None:
-    """Print what PACKAGE's server ALIAS advertises, as items of `tools` in tools.json. It needs root.
+    """Print what PACKAGE's server ALIAS advertises, as items of `tools` in tools.json. It needs root, but for the daemon.
 
     Each lacks `side_effect_class`: a person reads the tool and decides what calling it may do.
     """
@@ -271,9 +274,15 @@ def advertised(package: Path, alias: str, timeout: int) -> None:
     from sandbox.network.tools.mcp_session import McpSession
 
     _, _, declared = _read(package)
-    over_http = any(one.alias == alias and one.transport == "http" for one in declared.servers)
-    session = tool_server.ask(package, alias, McpSession(over_http=over_http), seconds=timeout)
-    common.emit({"kind": "tools_advertised", "alias": alias, "tools": [one.document() for one in session.tools]})
+    transport = next((one.transport for one in declared.servers if one.alias == alias), "stdio")
+    if transport == "daemon":
+        from covenant.wire import mcp_server
+
+        found = mcp_server.advertised()
+    else:
+        session = McpSession(over_http=transport == "http")
+        found = tuple(tool_server.ask(package, alias, session, seconds=timeout).tools)
+    common.emit({"kind": "tools_advertised", "alias": alias, "tools": [one.document() for one in found]})
 
 
 @tools.command(epilog=client.examples("covenant tools pin ./hello"))

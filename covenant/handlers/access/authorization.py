@@ -29,6 +29,7 @@ __all__ = [
     "consume",
     "decide",
     "holds",
+    "holds_some",
     "require",
     "require_all",
     "require_left",
@@ -71,6 +72,13 @@ def holds(server: Server, caller: Caller, action: str, facts: RequestFacts = NON
     The grant may have been revoked while a row was written, and the revoking caller have its answer.
     """
     return decide(server.capabilities, caller.agent.pubkey, action, facts, server.now_ms()).grant is not None
+
+
+def holds_some(server: Server, caller: Caller, action: str) -> bool:
+    """Whether the caller has a live grant of the action now, whatever its scope admits."""
+    now_ms = server.now_ms()
+    names = {name for tier in (None, *actions.TIERS) for name in actions.standing_for(action, tier)}
+    return any(True for name in names for _ in server.capabilities.candidates(caller.agent.pubkey, name, now_ms))
 
 
 async def require(

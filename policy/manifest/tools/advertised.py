@@ -40,10 +40,15 @@ class AdvertisedTool(Struct, frozen=True):
 
 
 def compare(tools: ToolManifest, server: Server, found: Sequence[AdvertisedTool]) -> Iterator[Finding]:
-    """Yield a finding for each tool that is not one to one, or is described otherwise."""
+    """Yield a finding for each tool that is not one to one, or is described otherwise.
+
+    The daemon has more tools than an agent declares: the rest is not its agent's, and no finding.
+    """
     number = tools.servers.index(server)
     declared = {tool.name: (index, tool) for index, tool in enumerate(server.tools)}
     for one in found:
+        if one.name not in declared and server.transport == "daemon":
+            continue
         if one.name not in declared:
             message = f"server `{server.alias}` advertises {text.quote(one.name)}, which tools.json does not have"
             hint = f"after looking at it, add it with its class of side effect: {_shown(one.document())}"

@@ -30,11 +30,13 @@ FILE = "tools.json"
 MAX_BYTES = 1024 * 1024
 NESTING = 32
 TIMEOUT_MS = 30_000
-Transport = Literal["stdio", "http"]
-# What each transport cannot do without, and what else goes with it; the rest of these keys goes with the other one.
+Transport = Literal["stdio", "http", "daemon"]
+# What each transport cannot do without, and what else goes with it; the rest of these keys goes with the others.
+# The server of the transport `daemon` is the daemon that started the run: it has no package and no address.
 TRANSPORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "stdio": (("command", "package_digest"), ("args", "env")),
     "http": (("endpoint",), ("headers",)),
+    "daemon": ((), ()),
 }
 DID = "matrix://agent/"
 NATIVE_CLASS = "chain"
@@ -203,7 +205,9 @@ class Server(fields.Section):
     alias: Annotated[Alias, _says("short name in tool URIs, and of the directory of its package")]
     transport: Annotated[Transport, _says("how it is spoken to")]
     version: Annotated[Version, _says("the pin in tool URIs: one release, never a tag or range")]
-    tools: Annotated[tuple[Tool, ...], _LIST, _says("every tool that the server advertises")]
+    tools: Annotated[
+        tuple[Tool, ...], _LIST, _says("every tool that the server advertises; daemon: those that the agent is to have")
+    ]
     command: Annotated[
         Annotated[str, AfterValidator(_word)] | None,
         _says("stdio: `node` or `python3` with a script of the package as first argument, or a program of it"),
@@ -306,8 +310,12 @@ class ToolManifest(fields.Section):
 
 
 def _transport(m: ToolManifest) -> Iterator[report.Problem]:
-    """A stdio server has `command` and `package_digest`, an http server has `endpoint`; neither has a key of the
-    other's."""
+    """A stdio server has `command` and `package_digest`, an http server has `endpoint`; none has a key of another.
+    One server is the daemon."""
+    daemons = [number for number, server in enumerate(m.servers) if server.transport == "daemon"]
+    for number in daemons[1:]:
+        message = "a second server has the transport `daemon`"
+        yield report.Problem(("servers", number, "transport"), message, "list its tools with those of the first")
     for number, server in enumerate(m.servers):
         needed, _ = TRANSPORTS[server.transport]
         for key in needed:

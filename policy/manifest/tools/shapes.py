@@ -48,7 +48,7 @@ def _empty(key: str) -> Fragment:
 
 
 def _server() -> tuple[Fragment, ...]:
-    """Require the keys of each transport, and none of the other."""
+    """Require the keys of each transport, and none of the others."""
     out = []
     for transport, (needed, _) in document.TRANSPORTS.items():
         theirs = [
@@ -67,7 +67,18 @@ def _server() -> tuple[Fragment, ...]:
 
 
 RULES: dict[Callable[..., Any], tuple[Fragment, ...]] = {
-    document._transport: ({"properties": {"servers": {"items": {"allOf": [*_server()]}}}},),  # noqa: SLF001
+    document._transport: (  # noqa: SLF001
+        {
+            "properties": {
+                "servers": {
+                    "items": {"allOf": [*_server()]},
+                    "contains": {"properties": {"transport": {"const": "daemon"}}, "required": ["transport"]},
+                    "minContains": 0,
+                    "maxContains": 1,
+                }
+            }
+        },
+    ),
     document._no_tool_of_a_server: (  # noqa: SLF001
         {"properties": {"servers": {"items": {"properties": {"tools": {"minItems": 1}}}}}},
     ),

@@ -7,6 +7,7 @@ import hashlib
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 import jsonschema_rs
@@ -50,13 +51,21 @@ class AllowedCall(Struct, frozen=True):
 class ToolGuard:
     """Decide and log the calls of one package. ``log`` writes an event durably, or raises.
 
-    ``skills`` are the effective grants. ``clock`` is monotonic.
+    ``skills`` are the effective grants. ``closed`` are tools that this run does not have although they are granted, by
+    their URIs with the reason. ``clock`` is monotonic.
     """
 
     def __init__(
-        self, skills: SkillSet, tools: ToolManifest, log: Log, *, clock: Callable[[], float] = time.monotonic
+        self,
+        skills: SkillSet,
+        tools: ToolManifest,
+        log: Log,
+        *,
+        closed: Mapping[str, str] = MappingProxyType({}),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._skills, self._tools, self._log, self._clock = skills, tools, log, clock
+        self._closed = closed
         self._rate = tool_calls.CallRate(skills)
         # A client may be refused as often as it asks; its rows are as few as those of a run's denials.
         self._bounds = Bounds()
@@ -73,7 +82,7 @@ class ToolGuard:
     def allows(self, uri: str) -> bool:
         """Whether some call of the tool is granted: whether it is listed at all."""
         found = tool_calls.find(self._tools, uri)
-        if found is None or found[1].input_schema is None:
+        if found is None or found[1].input_schema is None or uri in self._closed:
             return False
         effect = found[1].side_effect_class
         granted = self._skills.allow.holds(uri) and self._skills.side_effects.holds(effect)
@@ -137,6 +146,8 @@ class ToolGuard:
         refusal = tool_calls.before(self._skills, self._tools, uri, arguments)
         if refusal is not None:
             self._refuse(uri, arguments, refusal)
+        if uri in self._closed:
+            self._refuse(uri, arguments, tool_calls.not_offered(uri, self._closed[uri]))
         found = tool_calls.find(self._tools, uri)
         assert found is not None
         server, tool = found

@@ -58,12 +58,13 @@ Log = Callable[[str, Mapping[str, Any]], None]
 class StartedServer(Struct, frozen=True):
     """Descriptors of a server that is starting. The caller closes them.
 
-    ``calls`` says to its shim whether calls are under way; None for a server that is never frozen.
+    ``calls`` says to its shim whether calls are under way; None for a server that is never frozen. ``stderr`` is None
+    for the daemon, which has a log of its own.
     """
 
     stdin: int
     stdout: int
-    stderr: int
+    stderr: int | None
     calls: int | None = None
 
     @property
@@ -88,7 +89,8 @@ class ToolTerms(Struct, frozen=True):
 
     ``log`` writes an event, and ``sync`` makes all that were written durable. ``start`` starts a server, or returns
     None where it cannot. ``spawn`` starts a child of the run; None where the run may have none. ``hold`` asks an
-    operator about calls, where the grants demand it. ``asks`` is the broker's line to the gate.
+    operator about calls, where the grants demand it. ``asks`` is the broker's line to the gate. ``closed``
+    are granted tools that this run does not have, with the reason.
     """
 
     grants: Mapping[str, Any]
@@ -100,10 +102,11 @@ class ToolTerms(Struct, frozen=True):
     spawn: Spawn | None = None
     hold: HoldTerms | None = None
     asks: BrokerLine | None = None
+    closed: Mapping[str, str] = {}
 
     def plan(self) -> dict[str, Any]:
         """Return what the tool gate's process is given."""
-        return {"grants": self.grants, "tools": self.tools}
+        return {"grants": self.grants, "tools": self.tools, "closed": dict(self.closed)}
 
 
 class ToolLedger:
@@ -250,7 +253,7 @@ class ToolLedger:
         finally:
             for fd in fds:
                 os.close(fd)
-            if made is not None:
+            if made is not None and made.stderr is not None:
                 os.set_blocking(made.stderr, False)
                 self._stderr[made.stderr] = alias, bytearray()
                 self._epoll.register(made.stderr, select.EPOLLIN)

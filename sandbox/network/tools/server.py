@@ -159,7 +159,7 @@ class ToolLoop:
         tools = document.parse(plan["tools"].encode())
         skills = restore.effective(plan["grants"]).skills
         self._log_fd, self._control = gate.fds["log"], socket.socket(fileno=gate.fds["control"])
-        guard = ToolGuard(skills, tools, self._log)
+        guard = ToolGuard(skills, tools, self._log, closed=plan["closed"])
         guard.prepare()
         self._children = gate.fds.get("children")
         self._desk = ToolDesk(guard, tools, clock=time.monotonic, spawns=self._children is not None)

@@ -59,6 +59,9 @@ def _check_workspace(asked: RunRequest | SessionRequest) -> None:
         raise ValueError("only a workspace is resumed or kept")
 
 
+_DaemonTool = Annotated[str, pydantic.Field(min_length=1, max_length=128)]
+
+
 class RunRequest(ServiceRequest):
     """Run the signed package in the directory that comes as a descriptor, with the intent ``text``.
 
@@ -67,6 +70,8 @@ class RunRequest(ServiceRequest):
     ``manifest_sha256`` is the manifest that the client has seen and decided by: a package with another is refused.
     ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
     ``credits`` is what the run may spend at its service gate.
+    With ``daemon_tools`` a socket comes behind the first directory, on which the client answers as an MCP server: those of
+    its tools that the run may have, if its manifest grants them too (sandbox.lifecycle.tool_terms).
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
     written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.
@@ -91,6 +96,7 @@ class RunRequest(ServiceRequest):
     resume: WorkspaceRun | None = None
     keep_workspace: bool = False
     credits: Annotated[int, pydantic.Field(ge=0, le=2**63 - 1)] | None = None
+    daemon_tools: Annotated[tuple[_DaemonTool, ...], pydantic.Field(strict=False, max_length=64)] | None = None
 
     @pydantic.field_validator("text")
     @classmethod
@@ -103,8 +109,8 @@ class RunRequest(ServiceRequest):
 
     @property
     def descriptors(self) -> int:
-        """The package's directory, the workspace's, and that of its repository."""
-        return 1 + self.workspace + self.repository
+        """The package's directory, the daemon's line, the workspace's directory, and that of its repository."""
+        return 1 + (self.daemon_tools is not None) + self.workspace + self.repository
 
     @pydantic.model_validator(mode="after")
     def _has_workspace(self) -> RunRequest:

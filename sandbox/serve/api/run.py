@@ -20,6 +20,7 @@ from sandbox.audit import open_runs
 from sandbox.audit.run_report import RunReportReader
 from sandbox.kernel.fs import hanging
 from sandbox.lifecycle.run import Request
+from sandbox.lifecycle.types import DaemonTools
 from sandbox.run_io import CallerStreams
 from sandbox.run_result import RunResult
 from sandbox.serve.api import protocol, rlimits
@@ -177,10 +178,20 @@ def _run(
             workspace=given,
             uid=session.caller.uid,
             credits=asked.credits,
+            daemon=_daemon(session, asked),
             live=(lambda lines: session.state("stderr", text=lines)) if asked.stderr else None,
             **_for_whom(asked.on_behalf_of, issuer),
         )
         return own.run(request, watches=session.watches(detach=asked.detach), after=after)
+
+
+def _daemon(session: Session, asked: protocol.RunRequest) -> DaemonTools | None:
+    """Return the line to the client as an MCP server, which it gave behind the package's directory.
+
+    Raises:
+        errors.RequestError: the descriptor is no socket.
+    """
+    return None if asked.daemon_tools is None else DaemonTools(session.line(1), frozenset(asked.daemon_tools))
 
 
 def check_seen(package: Package, digest: str | None) -> None:

@@ -150,6 +150,19 @@ class Session:
             raise errors.RequestError(f"descriptor {index} is no pipe that was opened for its direction")
         return fd
 
+    def line(self, index: int) -> int:
+        """Return the descriptor with this number, which must be a connected Unix socket for a stream.
+
+        Raises:
+            errors.RequestError: Raised when it is something else.
+        """
+        fd, fits = self.fds[index], False
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as found:
+            fits = (found.family, found.type) == (socket.AF_UNIX, socket.SOCK_STREAM)
+        if not fits:
+            raise errors.RequestError(f"descriptor {index} is no Unix socket for a stream")
+        return fd
+
     def state(self, name: str, **fields: Any) -> None:
         """Send the state of the run. A client that does not read counts as gone (``watches``) and gets no more."""
         if self._gone:
