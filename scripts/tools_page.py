@@ -71,7 +71,8 @@ covenant tools call {_URI} --package mine --args '{{"path": "/tmp/notes"}}'
 covenant tools serve mine fs            # its stdin and stdout: what an MCP client is told to start
 ```
 
-A server of the transport daemon is the daemon that started the run ([tool-calls.md](tool-calls.md#tools-of-the-daemon)).
+A server of the transport daemon is the daemon that started the run
+([tool-calls.md](tool-calls.md#tools-of-the-daemon)).
 
 Each call is checked in this order: the package verifies; tool and class are granted; size and rules of the arguments;
 `input_schema`; the rate; the server advertises what is declared. Requests of a server to its client are refused

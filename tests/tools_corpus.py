@@ -8,6 +8,12 @@ from tests import tools_kit as kit
 
 FS, WEATHER, READ = ("servers", 0), ("servers", 1), ("servers", 0, "tools", 0)
 GONE = object()
+DAEMON: dict[str, Any] = {
+    "alias": "covenant",
+    "transport": "daemon",
+    "version": "1",
+    "tools": [{"name": "memory_search", "side_effect_class": "read"}],
+}
 # Path, value (GONE drops it), what is said.
 REFUSED: list[tuple[tuple[str | int, ...], Any, str]] = [
     (("schema_version",), 2, "schema_version `2` is not known"),
@@ -31,6 +37,8 @@ REFUSED: list[tuple[tuple[str | int, ...], Any, str]] = [
     ((*FS, "alias"), "a/../b", "alias `a/../b`"),
     ((*FS, "transport"), "sse", "`sse` is not known"),
     ((*FS, "transport"), "http", "`endpoint` is missing, which the transport `http` needs"),
+    ((*FS, "transport"), "daemon", "`command` is written while the transport is `daemon`"),
+    (("servers",), [DAEMON, {**DAEMON, "alias": "other"}], "a second server has the transport `daemon`"),
     ((*FS, "command"), GONE, "`command` is missing, which the transport `stdio` needs"),
     ((*FS, "command"), "no\u200bde", "U+200B"),
     ((*FS, "package_digest"), GONE, "`package_digest` is missing"),

@@ -211,7 +211,23 @@ def _schema(kind: str) -> dict[str, Any]:
     properties = {name: one for name, one in whole["properties"].items() if name not in _UNSAID}
     required = [name for name in whole.get("required", []) if name in properties]
     defined = {"$defs": whole["$defs"]} if "$defs" in whole else {}
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False, **defined}
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+        **defined,
+    }
+    return {key: _whole(value) for key, value in schema.items()}
+
+
+def _whole(value: Any) -> Any:
+    """Return a schema with whole numbers as integers: tools.json, where an agent declares it, has no others."""
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_whole(inner) for inner in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _error(number: str | int | None, code: int, message: str) -> bytes:

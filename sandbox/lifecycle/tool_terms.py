@@ -86,7 +86,7 @@ def _started(
         return servers.start(alias)
     if daemon is None:
         return None
-    return StartedServer(os.dup(daemon.fd), os.dup(daemon.fd), None)
+    return StartedServer(os.dup(daemon.fd), os.dup(daemon.fd), -1)
 
 
 def _closed(tools: document.ToolManifest, daemon: DaemonTools | None) -> Iterator[tuple[str, str]]:

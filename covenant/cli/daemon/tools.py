@@ -266,9 +266,10 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
 @click.argument("alias")
 @click.option("--timeout", type=click.IntRange(1, 3600), default=60, show_default=True, help="Seconds for the server.")
 def advertised(package: Path, alias: str, timeout: int) -> None:
-    """Print what PACKAGE's server ALIAS advertises, as items of `tools` in tools.json. It needs root, but for the daemon.
+    """Print what PACKAGE's server ALIAS advertises, as items of `tools` in tools.json. It needs root.
 
-    Each lacks `side_effect_class`: a person reads the tool and decides what calling it may do.
+    Each lacks `side_effect_class`: a person reads the tool and decides what calling it may do. A server of the
+    transport daemon is not started, and needs no root.
     """
     from covenant.session import tool_server
     from sandbox.network.tools.mcp_session import McpSession

@@ -200,7 +200,7 @@ class Tool(fields.Section):
 
 
 class Server(fields.Section):
-    """``servers[]``: an MCP server. Its package lies in ``tools/<alias>/``."""
+    """``servers[]``: an MCP server. The package of a stdio server lies in ``tools/<alias>/``."""
 
     alias: Annotated[Alias, _says("short name in tool URIs, and of the directory of its package")]
     transport: Annotated[Transport, _says("how it is spoken to")]

@@ -58,13 +58,13 @@ Log = Callable[[str, Mapping[str, Any]], None]
 class StartedServer(Struct, frozen=True):
     """Descriptors of a server that is starting. The caller closes them.
 
-    ``calls`` says to its shim whether calls are under way; None for a server that is never frozen. ``stderr`` is None
+    ``calls`` says to its shim whether calls are under way; None for a server that is never frozen. ``stderr`` is -1
     for the daemon, which has a log of its own.
     """
 
     stdin: int
     stdout: int
-    stderr: int | None
+    stderr: int
     calls: int | None = None
 
     @property
@@ -253,7 +253,7 @@ class ToolLedger:
         finally:
             for fd in fds:
                 os.close(fd)
-            if made is not None and made.stderr is not None:
+            if made is not None and made.stderr >= 0:
                 os.set_blocking(made.stderr, False)
                 self._stderr[made.stderr] = alias, bytearray()
                 self._epoll.register(made.stderr, select.EPOLLIN)

@@ -70,8 +70,8 @@ class RunRequest(ServiceRequest):
     ``manifest_sha256`` is the manifest that the client has seen and decided by: a package with another is refused.
     ``on_behalf_of`` says for whom they ask, which the agent and the log are told and which decides nothing either.
     ``credits`` is what the run may spend at its service gate.
-    With ``daemon_tools`` a socket comes behind the first directory, on which the client answers as an MCP server: those of
-    its tools that the run may have, if its manifest grants them too (sandbox.lifecycle.tool_terms).
+    With ``daemon_tools`` a socket comes behind the first directory, on which the client answers as an MCP server. They
+    are those of its tools that the run may have, if its manifest grants them too (sandbox.lifecycle.tool_terms).
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
     written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.

@@ -24,7 +24,7 @@ from sandbox import unix_wire
 from sandbox.audit.run_report import RunReport
 from sandbox.run_result import RunResult
 from sandbox.serve import hardening, systemd
-from sandbox.serve.api import client, paths, protocol, rlimits, run
+from sandbox.serve.api import client, paths, protocol, rlimits, run, session
 from sandbox.shim import process
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -322,3 +322,24 @@ def test_what_cannot_be_taken_away_of_another_run_loses_nobody_their_answer(tmp_
     report_reader = SimpleNamespace(read=RunReport, lost={"a-run-whose-keeper-was-killed"})
     run.send_report(cast("Any", SimpleNamespace(send_rows=told.append)), cast("Any", Own()), cast("Any", report_reader))
     assert [document["kind"] for document in told] == ["rows"]
+
+
+def test_line_of_daemon_is_unix_stream(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    datagrams, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs, datagrams, other, socket.socket() as tcp, (tmp_path / "f").open("w") as place:
+        fds = [theirs.fileno(), datagrams.fileno(), tcp.fileno(), place.fileno()]
+        made = session.Session(ours, cast("Any", None), cast("Any", None), fds=fds)
+        assert made.line(0) == theirs.fileno()
+        for index in (1, 2, 3):
+            with pytest.raises(errors.RequestError, match=f"descriptor {index} is no Unix socket"):
+                made.line(index)
+
+
+def test_request_with_daemons_tools_has_one_descriptor_more() -> None:
+    plain = {"kind": "run", "text": "a"}
+    for more, count in (({}, 1), ({"daemon_tools": []}, 2), ({"daemon_tools": ["a"], "workspace": True}, 3)):
+        asked = protocol.parse(json.dumps({**plain, **more}).encode())
+        assert asked.descriptors == count
+    with pytest.raises(errors.CovenantError):
+        protocol.parse(json.dumps({**plain, "daemon_tools": [""]}).encode())

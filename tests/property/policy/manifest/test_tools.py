@@ -44,9 +44,10 @@ def assert_keeps_its_promises(m: tools_document.ToolManifest) -> None:
     assert len(set(uris)) == len(uris)
     assert all(tool_uri.parse(str(uri)) == uri for uri in uris)
     assert len({server.alias for server in m.servers}) == len(m.servers)
+    assert [server.transport for server in m.servers].count("daemon") <= 1
     for server in m.servers:
-        assert (server.command is None) == (server.transport == "http") == (server.endpoint is not None)
-        assert (server.package_digest is None) == (server.transport == "http")
+        assert (server.command is not None) == (server.transport == "stdio") == (server.package_digest is not None)
+        assert (server.endpoint is not None) == (server.transport == "http")
         assert server.tools
         for word in (server.command or "", *server.args):
             assert "$env:" not in word
@@ -67,7 +68,7 @@ def test_arbitrary_bytes(raw: bytes) -> None:
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(-1, 2**70), st.text(max_size=12), st.builds(list), st.builds(dict),
     st.sampled_from(
-        ["read", "chain", "stdio", "http", "latest", "1.0", kit.FILLER, kit.DIGEST, "$env:A", "$credential:b",
+        ["read", "chain", "stdio", "http", "daemon", "latest", "1.0", kit.FILLER, kit.DIGEST, "$env:A", "$credential:b",
          "x $env:A", "https://a.com/x", "npx", "fs", "weather", "mcp", "\u202e", "matrix://agent/x"]
     ),
     st.lists(st.sampled_from(["read", "write", "A=1", "$env:B", "x", "LD_PRELOAD=x"]), max_size=3),

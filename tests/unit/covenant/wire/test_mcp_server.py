@@ -11,7 +11,15 @@ import pytest
 from covenant.wire import mcp_server, requests
 from covenant.wire.mcp_server import McpCall, McpReply
 from policy import errors
+from policy.manifest.tools import advertised, document
 from sandbox.network.tools import revisions
+
+NAMED: dict[str, dict[str, Any]] = {
+    "memory_search": {"query": "a", "limit": 1},
+    "tools_call": {"name": "clock"},
+    "tools_list": {},
+    "intent_submit": {"text": "a"},
+}
 
 
 def taken(**message: Any) -> Any:
@@ -139,3 +147,24 @@ def test_newest_revision_is_refused_with_status() -> None:
         "tools/list", {"mcp-protocol-version": "2030-01-01"}, _meta={**META, revisions.VERSION: "2030-01-01"}
     )
     assert (unknown.status, json.loads(unknown.message)["error"]["code"]) == (400, revisions.UNSUPPORTED)
+
+
+def test_runs_have_no_intent_and_schemas_of_tools_json() -> None:
+    names = {one.name for one in mcp_server.advertised()}
+    assert names == mcp_server.OF_RUNS.keys() == mcp_server.TOOLS.keys() - {"intent_submit"}
+    declared = [{**one.document(), "side_effect_class": "read"} for one in mcp_server.advertised()]
+    server = {"alias": "covenant", "transport": "daemon", "version": "1", "tools": declared}
+    whole = {"schema_version": 1, "agent": "matrix://agent/hello", "servers": [server]}
+    tools = document.parse(json.dumps(whole).encode())
+    assert list(advertised.compare(tools, tools.servers[0], mcp_server.advertised())) == []
+    # The others are not the agent's, and no finding; a changed one is.
+    fewer = document.parse(json.dumps({**whole, "servers": [{**server, "tools": declared[:1]}]}).encode())
+    assert list(advertised.compare(fewer, fewer.servers[0], mcp_server.advertised())) == []
+    changed = [{**declared[0], "description": "Other words."}]
+    other = document.parse(json.dumps({**whole, "servers": [{**server, "tools": changed}]}).encode())
+    found = advertised.compare(other, other.servers[0], mcp_server.advertised())
+    assert [one.code for one in found] == ["tool_changed"]
+
+
+def test_name_of_call_is_its_tool() -> None:
+    assert {mcp_server.name_of(called(name, arguments)) for name, arguments in NAMED.items()} == NAMED.keys()

@@ -14,6 +14,7 @@ from covenant.cli.main import cli
 from policy import errors
 from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
+from tests.tools_corpus import DAEMON
 
 
 def call(*arguments: str | Path) -> Result:
@@ -217,3 +218,13 @@ def test_call_of_package_is_refused_before_anything_starts(pinned: Path) -> None
     assert "path" in str(
         refused(errors.ToolArgumentsError, "tools", "call", kit.READ, "--package", pinned, "--args", '{"path": 1}')
     )
+
+
+def test_tools_of_daemon_are_printed_and_called_by_no_package(tmp_path: Path) -> None:
+    server = {**DAEMON, "tools": [{"name": "agents_list", "side_effect_class": "read"}]}
+    made = kit.written(tmp_path / "pkg", kit.package({**kit.FULL, "servers": [server], "native_tools": []}, grants=""))
+    found = json.loads(call("tools", "advertised", made, "covenant").stdout)["tools"]
+    (tool,) = [one for one in found if one["name"] == "agents_list"]
+    assert tool["description"]
+    assert "intent_submit" not in {one["name"] for one in found}
+    assert "is no server of the package" in refused(errors.UsageError, "tools", "serve", made, "covenant").message

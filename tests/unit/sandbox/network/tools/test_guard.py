@@ -147,3 +147,16 @@ def test_tool_without_schema_is_not_called() -> None:
     with pytest.raises(errors.UsageError, match="input_schema"):
         one.guard.check(kit.uri("open"), {})
     assert one.rows == []
+
+
+def test_tool_that_run_does_not_have_is_refused_and_not_listed() -> None:
+    one = kit.Guarded()
+    uri, rows = kit.uri("open"), list[Any]()
+    guard = ToolGuard(kit.skills(), one.tools, lambda kind, row: rows.append(row), closed={uri: "no daemon did"})
+    assert one.guard.allows(uri)
+    assert not guard.allows(uri)
+    with pytest.raises(errors.ToolDeniedError, match="no daemon did") as caught:
+        guard.check(uri, {})
+    assert (rows[0]["code"], rows[0]["grant"], caught.value.details["add"]) == ("not_offered", None, [])
+    assert "submit the intent to the daemon" in caught.value.hint
+    assert guard.check(kit.uri("ruled"), {"path": "/data/a"}).uri == kit.uri("ruled")

@@ -1,0 +1,146 @@
+"""The daemon as the MCP server of a run: lines of a gate on a pair of sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from covenant.adapters.ipc import run_tools
+from covenant.adapters.ipc.run_tools import RunTools
+from policy.rules import tool_calls
+from tests import daemon_kit, runtime_kit
+from tests.daemon_kit import Daemon
+
+pytestmark = pytest.mark.anyio
+
+
+class Gate:
+    """The end of a tool gate."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock, self._rest = sock, b""
+
+    async def send(self, raw: bytes) -> None:
+        view = memoryview(raw)
+        while view:
+            try:
+                view = view[self.sock.send(view) :]
+            except BlockingIOError:
+                await anyio.wait_writable(self.sock)
+
+    async def line(self) -> Any:
+        """Return the next line; None at the end."""
+        with anyio.fail_after(60):
+            while b"\n" not in self._rest:
+                await anyio.wait_readable(self.sock)
+                if not (data := self.sock.recv(1 << 20)):
+                    return None
+                self._rest += data
+        one, _, self._rest = self._rest.partition(b"\n")
+        return json.loads(one)
+
+    async def call(self, name: str, number: int = 1, /, **arguments: Any) -> Any:
+        params = {"name": name, "arguments": arguments}
+        message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+        await self.send(json.dumps(message).encode() + b"\n")
+        return (await self.line())["result"]
+
+
+@contextlib.asynccontextmanager
+async def served(daemon: Daemon, caller: Any) -> AsyncIterator[Gate]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for end in (ours, theirs):
+            end.setblocking(False)
+
+        async def serve() -> None:
+            with ours:
+                await RunTools(daemon.server).serve(ours, caller, intent_id="i", agent_id="keeper")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(serve)
+            yield Gate(theirs)
+            theirs.close()
+
+
+async def rows(daemon: Daemon) -> list[dict[str, Any]]:
+    events = (await daemon.ask("recent_audit", limit=100))["events"]
+    return [one["kind"] for one in reversed(events) if one["kind"]["type"] == "run_tool_asked"]
+
+
+async def test_call_is_request_of_caller_and_its_row_comes_first(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        operator = daemon.server.identity.agent
+        tools = RunTools(daemon.server)
+        assert "memory_search" not in tools.allowed(operator)
+        assert {"audit_recent", "tools_call"} <= set(tools.allowed(operator))
+        asked: dict[str, Any] = {"query": "harbour", "limit": 2}
+        async with served(daemon, operator) as gate:
+            refused = await gate.call("memory_search", **asked)
+            assert refused["isError"]
+            assert "memory.read" in refused["content"][0]["text"]
+            await daemon.grant("memory.read", "memory.write")
+            assert {"memory_search", "memory_put"} <= set(tools.allowed(operator))
+            put = await gate.call("memory_put", text="the harbour is blue", tier="working", metadata={})
+            assert not put["isError"], put
+            found = await gate.call("memory_search", **asked)
+            assert "the harbour is blue" in found["content"][0]["text"]
+        first, _, last = await rows(daemon)
+        assert (first["intent_id"], first["agent_id"], first["tool"]) == ("i", "keeper", "memory_search")
+        # The digest of the tool gate's own row.
+        digest = hashlib.sha256(tool_calls.encoded(asked)).hexdigest()
+        assert first["arguments_hash_hex"] == last["arguments_hash_hex"] == digest
+
+
+async def test_scoped_grant_of_one_tier_is_listed(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.read", scope={"version": 1, "tiers": ["working"]})
+        assert "memory_search" in RunTools(daemon.server).allowed(daemon.server.identity.agent)
+        assert "memory_search" not in RunTools(daemon.server).allowed(runtime_kit.ALICE)
+
+
+async def test_other_peer_has_own_capabilities(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.read")
+        async with served(daemon, runtime_kit.ALICE) as gate:
+            assert (await gate.call("memory_search", query="a", limit=1))["isError"]
+
+
+async def test_intent_is_no_tool_of_run(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.write")
+        async with served(daemon, daemon.server.identity.agent) as gate:
+            refused = await gate.call("intent_submit", text="x")
+        assert refused["isError"]
+        assert "no tool of a run" in refused["content"][0]["text"]
+        assert await rows(daemon) == []
+
+
+async def test_wrong_line_is_answered_and_longest_ends_line(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        async with served(daemon, daemon.server.identity.agent) as gate:
+            for raw in (b"{", b"[]", b"\xff", b'{"jsonrpc": "2.0"}'):
+                await gate.send(raw + b"\n")
+                assert (await gate.line())["error"]["code"] == -32600
+            await gate.send(b'{"jsonrpc": "2.0", "method": "notifications/cancelled"}\n')
+            assert not (await gate.call("agents_list"))["isError"]
+            with contextlib.suppress(OSError):
+                await gate.send(b"x" * (run_tools.LINE_BYTES + 2))
+            assert await gate.line() is None
+        assert await daemon.ask("recent_audit", limit=1)
+
+
+async def test_many_calls_are_each_answered(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon, served(daemon, daemon.server.identity.agent) as gate:
+        count = 5 * run_tools.AT_ONCE
+        call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "agents_list"}}
+        await gate.send(b"".join(json.dumps({**call, "id": n}).encode() + b"\n" for n in range(count)))
+        assert {(await gate.line())["id"] for _ in range(count)} == set(range(count))
