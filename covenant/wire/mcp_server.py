@@ -211,14 +211,8 @@ def _schema(kind: str) -> dict[str, Any]:
     properties = {name: one for name, one in whole["properties"].items() if name not in _UNSAID}
     required = [name for name in whole.get("required", []) if name in properties]
     defined = {"$defs": whole["$defs"]} if "$defs" in whole else {}
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": required,
-        "additionalProperties": False,
-        **defined,
-    }
-    return {key: _whole(value) for key, value in schema.items()}
+    closed = {"type": "object", "required": required, "additionalProperties": False}
+    return {**closed, "properties": _whole(properties), **_whole(defined)}
 
 
 def _whole(value: Any) -> Any:

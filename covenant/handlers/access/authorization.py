@@ -75,7 +75,7 @@ def holds(server: Server, caller: Caller, action: str, facts: RequestFacts = NON
 
 
 def holds_some(server: Server, caller: Caller, action: str) -> bool:
-    """Whether the caller has a live grant of the action now, whatever its scope admits."""
+    """Whether the caller has a live grant of the action now, of any scope."""
     now_ms = server.now_ms()
     names = {name for tier in (None, *actions.TIERS) for name in actions.standing_for(action, tier)}
     return any(True for name in names for _ in server.capabilities.candidates(caller.agent.pubkey, name, now_ms))
