@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from covenant.session import proxy_loop
-from covenant.wire import mcp_server
 from policy import errors
 from policy.manifest.tools import advertised, http_relay
 from policy.manifest.tools.advertised import AdvertisedTool
@@ -33,26 +32,34 @@ _START_SECONDS: Final = 60.0
 _LATE: Final = "it did not answer in time"
 
 
-def verify(package: Path, tools: ToolManifest, *, seconds: int) -> tuple[Finding, ...]:
+def verify(
+    package: Path, tools: ToolManifest, *, seconds: int, of_daemon: Sequence[AdvertisedTool]
+) -> tuple[Finding, ...]:
     """Start each server of a package, or its relay, and compare what it advertises with tools.json.
 
-    ``seconds`` is the time for one server, with its start.
+    ``seconds`` is the time for one server, with its start. ``of_daemon`` are the tools of the daemon, which is not
+    started.
 
     Raises:
         errors.PrivilegeError: this process is not root.
     """
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and any(server.transport != "daemon" for server in tools.servers):
         raise errors.PrivilegeError(
             "--live needs root: it starts sandboxes", hint="run it with sudo, and give COVENANT_HOME"
         )
-    return tuple(finding for server in tools.servers for finding in _verified(package, tools, server, seconds))
+    return tuple(
+        finding
+        for server in tools.servers
+        for finding in (
+            advertised.compare(tools, server, of_daemon)
+            if server.transport == "daemon"
+            else _verified(package, tools, server, seconds)
+        )
+    )
 
 
 def _verified(package: Path, tools: ToolManifest, server: Server, seconds: int) -> Iterator[Finding]:
     where = tools.where(("servers", tools.servers.index(server), "alias"))
-    if server.transport == "daemon":
-        yield from advertised.compare(tools, server, mcp_server.advertised())
-        return
     if names := http_relay.secrets(server):
         message = f"server `{server.alias}` is asked with the secret of {', '.join(names)}, which a signed run is given"
         yield Finding("not_asked", message, "run the agent: its first call compares what the server advertises", where)

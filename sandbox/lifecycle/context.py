@@ -56,6 +56,7 @@ _KEY_SECONDS = 1.0
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
 _NO_CALLER = "standby: an agent with a workspace starts cold, its directory comes with its caller"
 _ONE_WRITER = "standby: an agent that writes a path of the host or a volume starts cold, one run at a time writes it"
+_OF_DAEMON = "standby: an agent with tools of the daemon starts cold, their line comes with its request"
 _NOT_AHEAD = "standby: an agent that may ask its supervisor for more starts cold, its rights count from its intent"
 
 
@@ -161,6 +162,9 @@ class RunContext:
         wanted = decision.manifest.sandbox.standby
         if wanted and decision.manifest.workspace.mode == "overlay":
             self.standby_notes = (_NO_CALLER,)
+            return
+        if wanted and self.request.daemon is not None:
+            self.standby_notes = (_OF_DAEMON,)
             return
         filesystem = decision.effective.filesystem
         if wanted and (filesystem.write or filesystem.volumes.listing()):

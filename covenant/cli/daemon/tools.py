@@ -200,8 +200,9 @@ def verify(package: Path, live: bool, timeout: int, as_json: bool) -> None:
     findings = checks.verify(read, manifest, declared)
     if live and not findings:
         from covenant.session import tool_server
+        from covenant.wire import mcp_server
 
-        findings = tool_server.verify(package, declared, seconds=timeout)
+        findings = tool_server.verify(package, declared, seconds=timeout, of_daemon=mcp_server.advertised())
     if as_json:
         common.emit(
             {

@@ -27,7 +27,7 @@ from sandbox.kernel.net import unix_address
 from sandbox.lifecycle.context import RunContext
 from sandbox.lifecycle.run import Run
 from sandbox.lifecycle.start_mode import StartRecord
-from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.lifecycle.types import DaemonTools, Request, RunDependencies
 from sandbox.run_io import IntentDelivery, Limits
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label
@@ -279,14 +279,18 @@ def test_package_without_sandbox_is_not_kept_ready(warm: Warm) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "keeps", "why"),
-    [(MANIFEST, False, "each run starts cold"), (kit.MANIFEST.decode(), True, "asks for no instance")],
+    ("manifest", "keeps", "more", "why"),
+    [
+        (MANIFEST, False, {}, "each run starts cold"),
+        (MANIFEST, True, {"daemon": DaemonTools(-1, frozenset())}, "tools of the daemon starts cold"),
+        (kit.MANIFEST.decode(), True, {}, "asks for no instance"),
+    ],
 )
 def test_agent_without_instance_is_not_kept(
-    dependencies: RunDependencies, manifest: str, keeps: bool, why: str
+    dependencies: RunDependencies, manifest: str, keeps: bool, more: dict[str, Any], why: str
 ) -> None:
     dependencies = structs.replace(dependencies, keeps_standby=keeps)
-    context = RunContext(dependencies, Request(rules_kit.signed(manifest), "-", MAKER), now_ms=kit.NOW)
+    context = RunContext(dependencies, Request(rules_kit.signed(manifest), "-", MAKER, **more), now_ms=kit.NOW)
     trusted = kit.verify(context.request.package, dependencies.state.trust_root(kit.NOW))
     decision = decide.authorise(trusted, decide.manifest_of(trusted.package), host=HOST, now_ms=kit.NOW)
     context.settle_standby(decision)

@@ -227,4 +227,11 @@ def test_tools_of_daemon_are_printed_and_called_by_no_package(tmp_path: Path) ->
     (tool,) = [one for one in found if one["name"] == "agents_list"]
     assert tool["description"]
     assert "intent_submit" not in {one["name"] for one in found}
+    # Declared as it was printed, it is what the daemon advertises.
+    as_printed = {**server, "tools": [{**tool, "side_effect_class": "read"}]}
+    for name, one, codes in (("printed", as_printed, []), ("other", server, ["tool_changed"])):
+        whole = kit.package({**kit.FULL, "servers": [one], "native_tools": []}, grants="")
+        place = kit.written(tmp_path / name, whole)
+        found = document(3 if codes else 0, "tools", "verify", place, "--live")["findings"]
+        assert [finding["code"] for finding in found] == codes
     assert "is no server of the package" in refused(errors.UsageError, "tools", "serve", made, "covenant").message
