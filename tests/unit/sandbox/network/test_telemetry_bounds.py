@@ -1,4 +1,4 @@
-"""What a request of OTLP costs the reader, before protobuf reads it."""
+"""Bounds of a request of OTLP, which hold before protobuf reads it."""
 
 from __future__ import annotations
 
