@@ -42,8 +42,9 @@ def check(raw: bytes, root: str, known: Tree) -> None:
     """Walk a message of type ``root`` without reading its values.
 
     Raises:
-        ExceededError: it has more than the bounds, or is nested deeper.
-        ValueError, IndexError: it is no message of protobuf, or has a group, of which OTLP has none.
+        ExceededError: it has more parts than the bounds.
+        ValueError, IndexError: it is no message of protobuf, is nested deeper than ``DEPTH``, or has a group, of which
+            OTLP has none.
     """
     messages = fields = 0
     waiting = [(0, len(raw), known[root], 1)]
@@ -59,15 +60,14 @@ def check(raw: bytes, root: str, known: Tree) -> None:
                 tag, at = _varint(raw, at - 1)
             form = tag & 7
             if form == 2:
-                length = raw[at]
-                at += 1
-                if length > 127:
-                    length, at = _varint(raw, at - 1)
+                length, at = _varint(raw, at)
                 name = inner.get(tag >> 3)
                 if name is not None:
                     messages += 1
-                    if messages > MESSAGES or depth >= DEPTH:
-                        raise ExceededError(f"a request has at most {MESSAGES} messages, nested {DEPTH} deep")
+                    if messages > MESSAGES:
+                        raise ExceededError(f"a request has at most {MESSAGES} messages")
+                    if depth >= DEPTH:
+                        raise ValueError("nested too deep")
                     waiting.append((at, min(at + length, end), known[name], depth + 1))
                 at += length
             elif form == 0:

@@ -63,9 +63,9 @@ def test_unknown_field_goes_on_at_no_depth(levels: int) -> None:
 
 @pytest.mark.parametrize("levels", [28, 30, 46, 60])
 def test_value_that_is_too_deep_is_refused(levels: int) -> None:
-    with pytest.raises(records.MalformedTelemetryError, match="nested") as refused:
+    with pytest.raises(records.MalformedTelemetryError) as refused:
         records.stamped("logs", _deep(levels), STAMP, is_json=False, is_gzip=False)
-    assert refused.value.large
+    assert not refused.value.large, "as any other body that protobuf does not read"
 
 
 @pytest.mark.parametrize(
