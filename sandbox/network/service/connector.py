@@ -33,6 +33,7 @@ class Targets:
 
     def __init__(self, plan: Mapping[str, Any]) -> None:
         self.providers = [(str(host), int(port), float(seconds)) for host, port, seconds in plan["providers"]]
+        self._direct = frozenset(plan.get("direct", ()))
         self._hosts = names.Patterns(plan["hosts"])
         self._places = {str(host): (str(where), int(port)) for host, (where, port) in plan["places"].items()}
         self._public = names.Public(addresses.PUBLIC)
@@ -55,6 +56,8 @@ class Targets:
         """
         if number != connector_wire.BY_NAME:
             where, port, seconds = self.providers[number]
+            if number in self._direct:
+                return socket.create_connection((where, port), timeout=seconds)
             return self._to(where, where, port, seconds)
         if host in self._places:
             where, port = self._places[host]

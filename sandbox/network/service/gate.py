@@ -215,7 +215,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             connector = gate_process.Gate(
                 module=CONNECTOR.module,
                 uid=uids.SERVICE_CONNECTOR,
-                plan=_targets(plan, terms),
+                plan=targets(plan, terms),
                 fds={"line": far.fileno()},
                 calls=CONNECTOR_CALLS,
                 namespace=namespace,
@@ -276,11 +276,19 @@ def _system_ca() -> str:
     return str(SYSTEM_CA) if SYSTEM_CA.exists() else ""
 
 
-def _targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
-    """The connector's plan (connector.Targets)."""
-    collector = [] if terms.collector is None else [(*terms.collector.address, COLLECTOR_SECONDS)]
+def targets(plan: Mapping[str, Any], terms: Terms) -> dict[str, Any]:
+    """Return the connector's plan (connector.Targets). ``direct`` are the numbers of those reached without a proxy.
+
+    A collector on this machine is one of them: its connection is not encrypted.
+    """
+    there = [(*one.address, one.timeout_seconds) for one in terms.providers.values()]
+    direct = []
+    if terms.collector is not None:
+        direct = [len(there)] if terms.collector.url.startswith("http:") else []
+        there.append((*terms.collector.address, COLLECTOR_SECONDS))
     return {
-        "providers": [*((*one.address, one.timeout_seconds) for one in terms.providers.values()), *collector],
+        "providers": there,
+        "direct": direct,
         "hosts": plan.get("web", {}).get("fetch", []),
         "places": {host: one.address for host, one in terms.pages.items() if one.connect},
         "proxy": None if terms.proxy is None else terms.proxy.plan(),
