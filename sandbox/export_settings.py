@@ -62,8 +62,13 @@ def headers(path: Path) -> dict[str, str]:
             raise errors.ConfigError(
                 f"headers `{path}` can be read by others", hint=f"chmod 0600 {path}", where=str(path)
             )
-        text = stream.read(_MOST_HEADER_BYTES).decode("ascii", "replace")
-    found = {}
+        raw = stream.read(_MOST_HEADER_BYTES + 1)
+    # Never a part of a credential, nor one with other characters.
+    if len(raw) > _MOST_HEADER_BYTES or not raw.isascii():
+        raise errors.ConfigError(
+            f"headers `{path}`: more than {_MOST_HEADER_BYTES} bytes, or not ASCII alone", where=str(path)
+        )
+    text, found = raw.decode("ascii"), dict[str, str]()
     for line in filter(None, map(str.strip, text.splitlines())):
         name, colon, value = line.partition(":")
         if not colon or not name.replace("-", "").isalnum() or not value.strip().isprintable():
