@@ -36,7 +36,7 @@ from covenant.adapters.http import gateway as http_gateway
 from covenant.adapters.http import listen
 from covenant.adapters.ipc import gateway as ipc_gateway
 from covenant.daemon_stores import Opened
-from covenant.handlers import billing, expiry
+from covenant.handlers import billing, expiry, tool_servers
 from covenant.handlers.grants import peers
 from covenant.handlers.intents import agents, budget, recovery
 from covenant.handlers.mailbox import delivery
@@ -235,6 +235,7 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(server.refusals.run, server.audit)
     group.start_soon(server.clock.run)
     group.start_soon(expiry.warn, server)
+    group.start_soon(tool_servers.keep, opened.mcp_servers, opened.runtime.supervised, server.tools, server.audit)
     group.start_soon(_watchdog)
 
 

@@ -19,7 +19,7 @@ from covenant.handlers.state.ignore_rules import IgnoreSet
 from covenant.handlers.state.other_hosts import OtherHosts
 from covenant.handlers.state.secret_source import InMemorySecrets
 from covenant.keys.identity import Identity
-from covenant.providers import known_hosts, secrets_file, tools
+from covenant.providers import known_hosts, mcp_servers, secrets_file, tools
 from covenant.providers.chain import pick
 from covenant.providers.embed import pick as embed_pick
 from covenant.runtime import build
@@ -48,8 +48,14 @@ def now_ms() -> int:
 class Opened:
     """The server, what runs its agents, and what the opening of its stores set right."""
 
-    def __init__(self, server: Server, runtime: build.Runtime, recovered: tuple[str, ...]) -> None:
-        self.server, self.runtime, self.recovered = server, runtime, recovered
+    def __init__(
+        self,
+        server: Server,
+        runtime: build.Runtime,
+        recovered: tuple[str, ...],
+        mcp_servers: tuple[mcp_servers.McpServer, ...] = (),
+    ) -> None:
+        self.server, self.runtime, self.recovered, self.mcp_servers = server, runtime, recovered, mcp_servers
 
 
 @asynccontextmanager
@@ -72,6 +78,9 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         agents = Agents(home)
         told = await anyio.to_thread.run_sync(secrets_file.told, home)
         anchors = pick.pick(told.chain)
+        servers, warnings = await anyio.to_thread.run_sync(mcp_servers.read, home)
+        for warning in warnings:
+            _LOG.warning("%s: %s", secrets_file.NAME, warning)
         picked = await embed_pick.pick(await anyio.to_thread.run_sync(embed_pick.read_settings, home))
         if picked.warning:
             _LOG.warning("embedder: %s", picked.warning)
@@ -81,7 +90,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         identity = await anyio.to_thread.run_sync(Identity.load, home)
         audit = closing("audit", await DurableAudit.open(home, issuer=identity.agent, now_ms=steady))
         runtime = await stack.enter_async_context(
-            build.opened(settings, audit=audit, now_ms=steady, operator=identity.agent.pubkey)
+            build.opened(settings, audit=audit, now_ms=steady, operator=identity.agent.pubkey, sessions=len(servers))
         )
         capabilities = closing("capabilities", await DurableCapabilities.open(home / "capabilities", identity))
         ignore = await anyio.to_thread.run_sync(IgnoreSet.open, home)
@@ -121,7 +130,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         runtime.supervised.serve_tools(RunTools(server))
         stack.push_async_callback(steady.keep)
         audit.listen(lambda event: server.feed.publish("audit", event))
-        yield Opened(server, runtime, tuple(recovered))
+        yield Opened(server, runtime, tuple(recovered), servers)
 
 
 async def _closed(what: str, close: Callable[[], Awaitable[None]]) -> None:

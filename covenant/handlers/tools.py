@@ -26,8 +26,16 @@ _WRITING_SECONDS: Final = 10.0
 
 
 async def list_tools(server: Server, caller: Caller, asked: requests.ListTools) -> responses.ToolList:
-    """Return the tools, sorted by name."""
-    return responses.ToolList(tools=paging.that_fit(server.tools.specs()))
+    """Return the tools, sorted by name: those after the cursor, up to the limit and as far as they fit.
+
+    A cursor is the last name of the page before, so a tool that comes or goes meanwhile hides no other.
+    """
+    after = asked.cursor or ""
+    specs = [spec for spec in server.tools.specs() if spec.name > after]
+    page = specs if asked.limit is None else specs[: asked.limit]
+    tools, is_cut = paging.cut(page)
+    more = is_cut or len(page) < len(specs)
+    return responses.ToolList(tools=tools, next_cursor=tools[-1].name if more and tools else None)
 
 
 async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) -> responses.ToolResult:

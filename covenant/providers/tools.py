@@ -47,8 +47,13 @@ class Tool(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Known:
     tool: Tool
-    spec: ToolSpec
     check: jsonschema_rs.Draft202012Validator
+    seconds: float
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The specification as it is now: a tool's state changes."""
+        return self.tool.spec
 
 
 class ToolRegistry:
@@ -60,10 +65,11 @@ class ToolRegistry:
         for tool in tools:
             self.add(tool)
 
-    def add(self, tool: Tool) -> bool:
+    def add(self, tool: Tool, *, seconds: float | None = None) -> bool:
         """Register a tool; returns False, with a warning in the log, if its name is taken or its schema is invalid.
 
         A schema is also invalid if it refers to another document, or has a pattern that the linear engine lacks.
+        ``seconds`` is the time of a call, instead of that of the registry.
         """
         spec = tool.spec
         if spec.name in self._known:
@@ -74,8 +80,12 @@ class ToolRegistry:
         except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
             _LOG.warning("tool `%s` was ignored: its schema is invalid: %s", spec.name, e.message[:_SHOWN])
             return False
-        self._known[spec.name] = _Known(tool, spec, check)
+        self._known[spec.name] = _Known(tool, check, self._seconds if seconds is None else seconds)
         return True
+
+    def remove(self, name: str) -> None:
+        """Remove a tool. A call of it that is under way goes on."""
+        self._known.pop(name, None)
 
     def specs(self) -> list[ToolSpec]:
         """Return all specifications, sorted by name."""
@@ -100,11 +110,12 @@ class ToolRegistry:
             errors.ToolError: it failed, or did not answer in time.
         """
         await self.check(name, arguments)
+        known = self._find(name)
         try:
-            with anyio.fail_after(self._seconds):
-                return await self._find(name).tool.call(arguments)
+            with anyio.fail_after(known.seconds):
+                return await known.tool.call(arguments)
         except TimeoutError:
-            raise errors.ToolError(f"tool `{name}` gave no answer in {self._seconds:g} seconds") from None
+            raise errors.ToolError(f"tool `{name}` gave no answer in {known.seconds:g} seconds") from None
         except errors.CovenantError:
             raise
         except Exception as e:

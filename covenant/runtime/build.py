@@ -33,10 +33,11 @@ class Runtime:
 
 @asynccontextmanager
 async def opened(
-    settings: Settings, *, audit: HermesLog, now_ms: Callable[[], int], operator: str = ""
+    settings: Settings, *, audit: HermesLog, now_ms: Callable[[], int], operator: str = "", sessions: int = 0
 ) -> AsyncIterator[Runtime]:
-    """Yield the runtime of a daemon with the key ``operator``. Neither the supervisor nor Hermes is contacted before
-    the first run.
+    """Yield the runtime of a daemon with the key ``operator``, which keeps so many ``sessions`` besides its runs.
+
+    Neither the supervisor nor Hermes is contacted before the first run.
 
     Raises:
         errors.SettingError: the address of Hermes cannot be used.
@@ -47,6 +48,7 @@ async def opened(
         ),
         now_ms=now_ms,
         grace_ms=settings.projection.preempt_grace_ms,
+        most=supervisor_client.MOST_RUNS - sessions,
         operator=operator,
     )
     api = HermesApi(settings.hermes_base_url, settings.hermes_api_key) if settings.hermes_base_url else None

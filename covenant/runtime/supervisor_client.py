@@ -189,6 +189,21 @@ class Supervised:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     @contextlib.asynccontextmanager
+    async def session(
+        self, directory: int, pipes: Sequence[int]
+    ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
+        """Open a session with the package in ``directory``, as this process's user; the end of the block ends it.
+
+        ``pipes`` are its ends of stdin, stdout and stderr. Yields a function that returns the supervisor's next
+        document: states, and at last how the session ended.
+
+        Raises:
+            errors.CovenantError: the supervisor cannot be reached, or refused; also by what is yielded.
+        """
+        async with self._asked("session", fds=[directory, *pipes]) as heard:
+            yield heard
+
+    @contextlib.asynccontextmanager
     async def attached(self, run: str, rows: int, columns: int) -> AsyncIterator[AttachedTerminal]:
         """Attach to the terminal of the run whose id begins so, as this process's user; the end of the block detaches.
 

@@ -147,6 +147,10 @@ class ToolSpec(Wire):
     name: str
     description: str
     input_schema: dict[str, Any] = pydantic.Field(alias="inputSchema")
+    # Ours, of a tool of an entry [[mcp.server]]: the entry's name and prefix, and the state of its session.
+    source: str | None = omitted()
+    prefix: str | None = omitted()
+    state: str | None = omitted()
 
 
 class PeerSummary(Wire):

@@ -132,6 +132,9 @@ VERSION_1: Final = frozenset({*V1, "capability_check", "intent_dispatched"})
 OURS: Final[Mapping[str, Mapping[str, str]]] = {
     "daemon_started": {"version": "text", "agents": "int", "recovered": "texts"},
     "daemon_stopped": {"reason": "text"},
+    # The session with the package of an entry [[mcp.server]]: `state` is ready, reconnecting or refused, `tools` how
+    # many of its tools are listed, `reason` the code of the error.
+    "tool_server_changed": {"server": "text", "state": "text", "tools": "int", "reason": "text"},
     # A link to the web console, before it is given out; and the login of a browser by it, before its cookie is set.
     "console_link_made": {"expires_at": "int"},
     "console_entered": {"expires_at": "int"},

@@ -228,6 +228,7 @@ TABLE: Final[Mapping[str, Mapped]] = {
     **_kinds(_entity, 3004, "key_id", {4: "audit_rebased audit_purged"}, severity=LOW),
     # Application Lifecycle: 3 Start, 4 Stop, 8 Update
     **_kinds(_application, 6002, "app", {3: "daemon_started", 4: "daemon_stopped", 8: "agents_reloaded"}),
+    **_kinds(_application, 6002, "server", {8: "tool_server_changed"}),
 }
 
 # Words of a row's own `status` or `outcome` that say that it went well.

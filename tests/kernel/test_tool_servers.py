@@ -411,8 +411,8 @@ for line in sys.stdin:
 """
 
 
-def hostile(tmp: Path, grants: str = RULED) -> Path:
-    tool = {**TOOL, "timeout_ms": 1500}
+def hostile(tmp: Path, grants: str = RULED, timeout_ms: int = 1500) -> Path:
+    tool = {**TOOL, "timeout_ms": timeout_ms}
     return package(tmp, f"TOOLS = {ADVERTISED!r}\n{HOSTILE}", grants, tools=[tool])
 
 

@@ -62,14 +62,19 @@ def list_tools(package: Path | None, as_json: bool) -> None:
 
 def _list_daemon(*, as_json: bool) -> None:
     response = client.ask("list_tools")
+    tools, cursor = list(response["tools"]), response.pop("next_cursor", None)
+    while cursor is not None:
+        page = client.ask("list_tools", cursor=cursor)
+        tools, cursor = tools + page["tools"], page.get("next_cursor")
     if as_json:
-        common.emit(client.envelope("tool_list", response))
+        common.emit(client.envelope("tool_list", {**response, "tools": tools}))
         return
     rows = []
-    for tool in response["tools"]:
+    for tool in tools:
         takes = ", ".join(tool["inputSchema"].get("properties", {}))
-        rows.append((tool["name"], takes or "-", tool["description"]))
-    terminal.print_table(("TOOL", "TAKES", "DOES"), rows, nothing="no tools")
+        source, state = tool.get("source") or "daemon", tool.get("state") or "ready"
+        rows.append((tool["name"], source, state, takes or "-", tool["description"]))
+    terminal.print_table(("TOOL", "SOURCE", "STATE", "TAKES", "DOES"), rows, nothing="no tools")
 
 
 @tools.command(

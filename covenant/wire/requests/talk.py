@@ -72,9 +72,11 @@ class RecentDebits(Request):
 
 
 class ListTools(Request):
-    """Which tools there are."""
+    """Which tools there are, by name. ``limit`` and ``cursor`` are ours: a page after the name that a response gave."""
 
     kind: Literal["list_tools"] = "list_tools"
+    limit: Limit | None = None
+    cursor: str | None = None
 
 
 class CallTool(Request):

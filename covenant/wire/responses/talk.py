@@ -78,6 +78,8 @@ class ToolList(Response):
 
     kind: Literal["tool_list"] = "tool_list"
     tools: tuple[ToolSpec, ...]
+    # Ours: the cursor of the next page, if there is one.
+    next_cursor: str | None = omitted()
 
 
 class ToolResult(Response):

@@ -145,3 +145,33 @@ async def test_caller_who_goes_away_leaves_row(world: World) -> None:
     with anyio.move_on_after(0.1):
         await world.ask(ADA, call("broken", hang=1))
     assert [row["outcome"] for row in await world.rows("tool_call_completed")] == ["failed"]
+
+
+async def test_list_has_pages(world: World) -> None:
+    for number in range(5):
+        tool = Broken()
+        tool.spec = ToolSpec(name=f"t{number}", description="", input_schema={"type": "object"})
+        world.server.tools.add(tool)
+    names, cursor = [], None
+    while True:
+        page = await world.ask(ADA, requests.ListTools(limit=3, cursor=cursor))
+        names.append([tool.name for tool in page.tools])
+        # A tool that is gone by the next page hides no other.
+        world.server.tools.remove(names[-1][-1])
+        if (cursor := page.next_cursor) is None:
+            break
+    assert names == [["clock", "echo", "t0"], ["t1", "t2", "t3"], ["t4"]]
+    whole = await world.ask(ADA, requests.ListTools())
+    assert "next_cursor" not in whole.model_dump(mode="json")
+    assert (await world.ask(ADA, requests.ListTools(limit=0))).tools == ()
+
+
+async def test_list_longer_than_a_frame_has_pages(world: World) -> None:
+    for number in range(4):
+        tool = Broken()
+        tool.spec = ToolSpec(name=f"t{number}", description="x" * 3_000_000, input_schema={"type": "object"})
+        world.server.tools.add(tool)
+    first = await world.ask(ADA, requests.ListTools())
+    assert first.next_cursor == first.tools[-1].name == "t1"
+    second = await world.ask(ADA, requests.ListTools(cursor=first.next_cursor))
+    assert ([tool.name for tool in second.tools], second.next_cursor) == (["t2", "t3"], None)

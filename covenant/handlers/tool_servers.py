@@ -1,0 +1,232 @@
+"""The tools of signed packages in the daemon's registry: one session for each entry ``[[mcp.server]]``, kept alive.
+
+The pins of a package's tools.json say which tools there can be. A session may list fewer, also later
+(``notifications/tools/list_changed``), and never others. A session that ends is started again, after a pause that
+doubles. Its tools stay listed meanwhile, and calls of them fail; they are removed when the supervisor refuses the
+package: its signature ended or was revoked, or its files do not verify.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
+
+import anyio
+import anyio.to_thread
+
+from covenant.providers.mcp_servers import McpServer
+from covenant.providers.tools import Answer, ToolRegistry
+from covenant.runtime.supervisor_client import Supervised
+from covenant.runtime.tool_session import ToolSession
+from covenant.visible import visible
+from covenant.wire.types import ToolSpec
+from policy import errors
+from policy.manifest import parse
+from policy.manifest.tools import checks, document
+from policy.manifest.tools.advertised import AdvertisedTool
+from policy.manifest.tools.document import Tool
+from sandbox.storage import package_reader
+
+_LOG: Final = logging.getLogger(__name__)
+
+FIRST_PAUSE: Final = 1.0
+LONGEST_PAUSE: Final = 60.0
+# A refused package changes when an operator changes it. Each attempt is a row of the supervisor's log.
+REFUSED_PAUSE: Final = 300.0
+# A session that lasted so long did not fail at its start: the next pause is the first one again.
+_STEADY_SECONDS: Final = 60.0
+# The gate limits a call itself. Its time begins when the server was started, which takes up to LIST_SECONDS there.
+_BEYOND_SECONDS: Final = 70.0
+
+State = Literal["starting", "ready", "reconnecting", "refused"]
+
+
+class Audit(Protocol):
+    """The log of changes."""
+
+    async def append(self, kind: str, fields: Mapping[str, Any]) -> str:
+        """Write a row."""
+
+
+async def keep(servers: Sequence[McpServer], supervised: Supervised, registry: ToolRegistry, audit: Audit) -> None:
+    """Keep a session with each server until this is cancelled."""
+    async with anyio.create_task_group() as group:
+        for server in servers:
+            group.start_soon(KeptServer(server, supervised, registry, audit).run)
+
+
+def pinned(package: Path | int) -> dict[str, Tool]:
+    """Return the granted tools of a package's tools.json, by the name that its endpoint has for each.
+
+    Raises:
+        errors.CovenantError: the package cannot be read, or has no tools.json.
+    """
+    read = package_reader.read(package)
+    manifest, raw = parse.parse(read.manifest), read.files.get(document.FILE)
+    if raw is None:
+        raise errors.PackageError(f"the package has no `{document.FILE}`", hint="docs/tools.md says what it holds")
+    tools = document.parse(raw)
+    return {
+        f"{server.alias}__{tool.name}": tool
+        for server in tools.servers
+        for tool in server.tools
+        if not checks.why_not(manifest, tools, server.uri(tool), tool.side_effect_class)
+    }
+
+
+class KeptServer:
+    """One entry, its session, and its tools in the registry."""
+
+    def __init__(self, server: McpServer, supervised: Supervised, registry: ToolRegistry, audit: Audit) -> None:
+        self.server, self._supervised, self._registry, self._audit = server, supervised, registry, audit
+        self.state: State = "starting"
+        self._session: ToolSession | None = None
+        # The names in the registry.
+        self._listed: set[str] = set()
+        self._said = ""
+
+    async def run(self) -> None:
+        """Hold sessions, one after the other."""
+        pause = FIRST_PAUSE
+        while True:
+            began = time.monotonic()
+            error = await self._hold()
+            if time.monotonic() - began >= _STEADY_SECONDS:
+                pause = FIRST_PAUSE
+            await self._lost(error)
+            refused = self.state == "refused"
+            await anyio.sleep(REFUSED_PAUSE if refused else pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
+        """Call a tool by the name that the endpoint has for it.
+
+        Raises:
+            errors.ToolError: there is no session now, or the call failed.
+        """
+        if self._session is None or self.state != "ready":
+            raise errors.ToolError(
+                f"tool server `{self.server.name}` does not run now", hint="covenant tools list shows its state"
+            )
+        result = await self._session.call(name, arguments)
+        content = result.get("content")
+        if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+            raise errors.ToolError(f"tool server `{self.server.name}` answered without content")
+        return Answer(tuple(content), result.get("isError") is True)
+
+    async def _hold(self) -> errors.CovenantError:
+        self._session = ToolSession(self.server.name)
+        try:
+            with _opened(self.server.package) as directory:
+                pins = await anyio.to_thread.run_sync(pinned, directory)
+                return await self._session.run(self._supervised, directory, functools.partial(self._show, pins))
+        except errors.CovenantError as e:
+            return e
+        except Exception:
+            # One entry must not end the daemon.
+            _LOG.exception("tool server `%s` failed", self.server.name)
+            return errors.InternalError("the daemon failed at this", hint="see its log")
+        finally:
+            self._session = None
+
+    async def _show(self, pins: Mapping[str, Tool], found: Sequence[AdvertisedTool]) -> None:
+        """Bring the registry to what the session lists of the pinned tools."""
+        tools = dict[str, McpTool]()
+        for one in found:
+            pin = pins.get(one.name)
+            if pin is None or (one.description, one.input_schema or {}) != (pin.description, pin.input_schema or {}):
+                _LOG.warning("tool server `%s`: a tool that is not pinned was left out", self.server.name)
+            elif (name := self.server.listed_as(pin.name)) is not None:
+                if name in tools:
+                    _LOG.warning("a second tool `%s` of tool server `%s` was ignored", name, self.server.name)
+                tools.setdefault(name, McpTool(self, name, one.name, pin))
+        self._remove()
+        self._listed = {name for name, tool in tools.items() if self._registry.add(tool, seconds=tool.seconds)}
+        self.state = "ready"
+        await self._note("")
+
+    async def _lost(self, error: errors.CovenantError) -> None:
+        """Go on after the end of a session, or after a package was refused."""
+        refused = isinstance(error, errors.RevokedError) or not isinstance(
+            error, errors.MachineError | errors.RunError | errors.BusyError
+        )
+        self.state = "refused" if refused else "reconnecting"
+        if refused:
+            self._remove()
+        if await self._note(error.code):
+            _LOG.warning(
+                "tool server `%s` is %s: %s%s",
+                self.server.name,
+                self.state,
+                visible(error.message),
+                f" (fix: {visible(error.hint)})" if error.hint else "",
+            )
+
+    def _remove(self) -> None:
+        for name in self._listed:
+            self._registry.remove(name)
+        self._listed = set()
+
+    async def _note(self, reason: str) -> bool:
+        """Write the row of a change. Returns False where the last row says the same."""
+        said = f"{self.state} {reason} {len(self._listed)}"
+        if said == self._said:
+            return False
+        self._said = said
+        row = {"server": self.server.name, "state": self.state, "tools": len(self._listed), "reason": reason}
+        try:
+            await self._audit.append("tool_server_changed", row)
+        except errors.CovenantError as e:
+            _LOG.error("a change of tool server `%s` is not in the log: %s", self.server.name, e)
+        return True
+
+
+class McpTool:
+    """A tool of a server, as the registry calls it."""
+
+    def __init__(self, kept: KeptServer, name: str, own: str, pin: Tool) -> None:
+        self._kept, self._name, self._own, self._pin = kept, name, own, pin
+        self.seconds = pin.timeout_ms / 1000 + _BEYOND_SECONDS
+
+    @property
+    def spec(self) -> ToolSpec:
+        """Its pinned description and schema, its source and the state of that now."""
+        return ToolSpec(
+            name=self._name,
+            description=self._pin.description,
+            input_schema=self._pin.input_schema or {"type": "object"},
+            source=self._kept.server.name,
+            prefix=self._kept.server.tool_prefix or None,
+            state=self._kept.state,
+        )
+
+    async def call(self, arguments: Mapping[str, Any]) -> Answer:
+        """Call it."""
+        return await self._kept.call(self._own, arguments)
+
+
+@contextlib.contextmanager
+def _opened(package: Path) -> Iterator[int]:
+    """Open a package's directory, no symlink.
+
+    Raises:
+        errors.PackageError: it cannot be opened.
+    """
+    try:
+        fd = os.open(package, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise errors.PackageError(
+            f"the package cannot be read: {e.strerror}",
+            hint="name a directory of $COVENANT_HOME/agents, or an absolute path",
+            where=visible(str(package)),
+        ) from e
+    try:
+        yield fd
+    finally:
+        os.close(fd)
