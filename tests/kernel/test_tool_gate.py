@@ -162,6 +162,52 @@ def test_server_that_dies_and_floods_ends_calls_and_no_more(line: Line) -> None:
     assert line.played.starts == ["fs"] * 4
 
 
+class PlayedDaemon(Played):
+    """Its server is at a socket, whose other end the supervisor keeps, as it keeps the daemon's line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[socket.socket] = []
+
+    def start(self, alias: str) -> StartedServer:
+        self.starts.append(alias)
+        self.close()
+        ours, theirs = socket.socketpair()
+        self.kept.append(theirs)
+        with ours:
+            self.server = os.dup(ours.fileno()), os.dup(ours.fileno())
+        return StartedServer(os.dup(theirs.fileno()), os.dup(theirs.fileno()), -1)
+
+
+def test_line_of_daemon_that_ends_is_forgotten() -> None:
+    played = PlayedDaemon()
+    with gate.open(played.terms) as opened:
+        opened.process.ready(120)
+        line = Line(played, opened)
+        for _ in range(2):
+            line.ask("tools/call", name="open", arguments={})
+            assert line.look()
+            # With a call that was not read: the gate's next read is refused, and no end of file.
+            line.ask("tools/call", name="open", arguments={})
+            played.close()
+            for _ in range(2):
+                assert json.loads(line.get()[1])["result"]["isError"]
+        before = _spent(opened.process.pid)
+        line.look(2)
+        # A registration that is left over in epoll wakes the gate for ever.
+        assert _spent(opened.process.pid) - before < 0.5
+        assert played.starts == ["fs"] * 2
+    for one in played.kept:
+        one.close()
+
+
+def _spent(pid: int) -> float:
+    """Return the processor time of a process in seconds (proc_pid_stat(5))."""
+    with open(f"/proc/{pid}/stat") as stream:
+        fields = stream.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def test_last_rows_are_written_when_run_ends(line: Line) -> None:
     """Last: the gate ends by it. Equal refusals are counted, and their number is written at the end."""
     before = len(line.played.rows)

@@ -6,6 +6,7 @@ moment. The row of a call is written before it is made.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -56,6 +57,10 @@ class RunTools:
             return  # the gate is gone
         except Exception:
             _LOG.exception("the tools of intent %s ended by a fault of the daemon", intent_id)
+        finally:
+            # The run goes on, and its calls fail at once.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
     def _caller(self, agent: AgentId) -> Caller:
         is_operator = agent.pubkey == self._server.identity.agent.pubkey

@@ -275,7 +275,7 @@ class ToolLoop:
                     server.early += data
                 else:
                     server.writer.put(data)
-            except BrokenPipeError:
+            except ConnectionError:
                 self._ended(alias)
 
     # --- the supervisor -------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class ToolLoop:
             return
         try:
             writer.flush()
-        except BrokenPipeError:
+        except ConnectionError:
             self._ended(alias)
 
     def _from_server(self, alias: str) -> None:
@@ -371,6 +371,8 @@ class ToolLoop:
             data = os.read(server.read_fd, _CHUNK)
         except BlockingIOError:
             return
+        except ConnectionResetError:  # the daemon's line ended with calls that it had not read
+            data = b""
         if not data:
             self._ended(alias)
             return
@@ -388,11 +390,12 @@ class ToolLoop:
         server = self._servers.pop(alias, None)
         if server is not None:
             if server.writer is not None:
-                self._handlers.pop(server.writer.fd, None)
-                self._handlers.pop(server.read_fd, None)
-                # The kernel forgets a closed descriptor, whose number may be another's next.
-                self._masks.pop(server.writer.fd, None)
-                self._masks.pop(server.read_fd, None)
+                for fd in (server.writer.fd, server.read_fd):
+                    self._handlers.pop(fd, None)
+                    # The number may be another's next. The kernel forgets a closed descriptor by itself only with its
+                    # last copy, and the supervisor has one of the daemon's line (epoll(7), questions 6).
+                    if self._masks.pop(fd, None) is not None:
+                        self._epoll.unregister(fd)
             server.close()
         self._apply(self._desk.ended(alias))
 

@@ -151,7 +151,9 @@ class Session:
         return fd
 
     def line(self, index: int) -> int:
-        """Return the descriptor with this number, which must be a connected Unix socket for a stream.
+        """Return the descriptor with this number, which must be a Unix socket for a stream.
+
+        The client holds the same open file: it can make the tool gate of its own run wait, and no other process.
 
         Raises:
             errors.RequestError: Raised when it is something else.
