@@ -34,6 +34,7 @@ def programs(place: Path, *names: str) -> Mapping[str, str]:
     library = f"{tree}/usr/lib/{os.uname().machine}-linux-gnu"
     made = {**os.environ, "PATH": f"{tree}/usr/bin:{os.environ['PATH']}", "LC_ALL": "C.UTF-8"}
     made["LD_LIBRARY_PATH"] = f"{library}:{library.replace('/usr/', '/')}"
+    made["PERL5LIB"] = ":".join(map(str, (tree / "usr/share/perl5", *sorted(Path(library).glob("perl5/*")))))
     if (tree / "usr/lib/rpm").exists():
         made["RPM_CONFIGDIR"] = f"{tree}/usr/lib/rpm"
     return made

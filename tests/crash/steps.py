@@ -135,7 +135,10 @@ class Trigger:
         for parent, pid in self._descendants(self._first):
             if victim == ("agent" if self._role(parent) == "sandbox" else self._role(pid)):
                 self._counter.put(SLOTS + 1, 1)
-                self._kill(pid, signal.SIGKILL)
+                try:
+                    self._kill(pid, signal.SIGKILL)
+                except ProcessLookupError:  # it ended by itself: nothing was killed at this step
+                    self._counter.put(SLOTS + 1, 0)
                 return
 
     def _descendants(self, pid: int) -> list[tuple[int, int]]:

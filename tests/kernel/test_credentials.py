@@ -205,15 +205,19 @@ def words(pid: int) -> bytes:
 
 
 def memory(pid: int) -> Iterator[bytes]:
-    """Yield the writable memory of a process by runs of present pages (proc_pid_pagemap(5)).
+    """Yield the writable memory of a process by runs of present pages (proc_pid_pagemap(5)); nothing where it has ended.
 
     A read of an absent page of shared memory would make it, and its owner would be killed for the size.
     """
     with contextlib.ExitStack() as stack:
-        stream, pages = (
-            stack.enter_context(open(f"/proc/{pid}/{name}", "rb", buffering=0)) for name in ("mem", "pagemap")
-        )
-        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+        try:
+            stream, pages = (
+                stack.enter_context(open(f"/proc/{pid}/{name}", "rb", buffering=0)) for name in ("mem", "pagemap")
+            )
+            regions = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            return
+        for line in regions:
             place, rights, *_ = line.split()
             begin, end = (int(part, 16) // PAGE for part in place.split("-"))
             if rights.startswith("rw"):

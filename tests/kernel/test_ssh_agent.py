@@ -26,7 +26,7 @@ from sandbox.run_result import RunResult
 from tests.kernel import internet, live_runs, session_kit, ssh_hosts
 from tests.kernel.conftest import leftovers
 from tests.kernel.ssh_hosts import AGENT, SshHost
-from tests.kernel.test_credentials import covenant, family, memory, vault
+from tests.kernel.test_credentials import covenant, family, memory, vault, words
 from tests.kernel.world import HEAD, ROOT, TAIL, World
 
 KINDS = ("ed25519", "ecdsa", "rsa")
@@ -248,7 +248,7 @@ def test_key_is_not_inside_and_ends_with_secret(world: SshWorld) -> None:
         assert attested.returncode == 0, attested.stdout + attested.stderr
         found = {"seed": 0, "public": 0}
         for pid in family(os.getpid())[1:]:
-            name = Path(f"/proc/{pid}/cmdline").read_bytes()
+            name = words(pid)
             sandboxed = not any(one in name for one in (b"sandbox.network", b"sshd"))
             for region in memory(pid):
                 found["seed"] += (seed in region) + (text in region)

@@ -143,7 +143,7 @@ def test_lintian_finds_nothing(made: pathlib.Path, tmp_path: pathlib.Path) -> No
     environment = {**release_kit.programs(tmp_path / "programs", "lintian")}
     tree = tmp_path / "programs/tree/usr/share"
     if (tree / "lintian").exists():
-        environment |= {"LINTIAN_BASE": str(tree / "lintian"), "PERL5LIB": str(tree / "perl5")}
+        environment["LINTIAN_BASE"] = str(tree / "lintian")
 
     def lint(package: pathlib.Path) -> subprocess.CompletedProcess[str]:
         options = ["--allow-root", "--no-cfg", "--profile", "debian", "--fail-on", "error,warning"]
