@@ -64,6 +64,8 @@ async def keep(servers: Sequence[McpServer], supervised: Supervised, registry: T
 def pinned(package: Path | int) -> dict[str, Tool]:
     """Return the granted tools of a package's tools.json, by the name that its endpoint has for each.
 
+    The daemon's own tools that a package declares are left out: a session would lead back here.
+
     Raises:
         errors.CovenantError: the package cannot be read, or has no tools.json.
     """
@@ -75,6 +77,7 @@ def pinned(package: Path | int) -> dict[str, Tool]:
     return {
         f"{server.alias}__{tool.name}": tool
         for server in tools.servers
+        if server.transport != "daemon"
         for tool in server.tools
         if not checks.why_not(manifest, tools, server.uri(tool), tool.side_effect_class)
     }
