@@ -205,7 +205,7 @@ def words(pid: int) -> bytes:
 
 
 def memory(pid: int) -> Iterator[bytes]:
-    """Yield the writable memory of a process by runs of present pages (proc_pid_pagemap(5)); nothing where it has ended.
+    """Yield the writable memory of a process by runs of present pages (proc_pid_pagemap(5)); none if it has ended.
 
     A read of an absent page of shared memory would make it, and its owner would be killed for the size.
     """
