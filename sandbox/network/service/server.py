@@ -13,10 +13,11 @@ passed on as a row of counts, never of content.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Final, NoReturn
 
 import aiohttp
@@ -44,12 +45,39 @@ from sandbox.network.service.web.server import NAMES as WEB_NAMES
 from sandbox.network.service.web.server import WebServer
 
 BODY_BYTES: Final = 16 << 20
+# Of the bodies of all requests in progress: each is there as it came, as a document, and as it is passed on, and the
+# gates of a run have 256 MiB together. A request has whole parts of it.
+_ROOM_PARTS, _PART_BYTES = 512, 64 << 10
 _HEADER_BYTES: Final = 16 * 1024
 # Requests of one agent at once.
 AT_ONCE: Final = 256
 # Answers of a provider after which the next one is asked.
 _FAILED: Final = frozenset({500, 502, 503, 504, 529})
 _QUERIES: Final = {"gemini": {"alt": "sse"}, "anthropic": {"beta": "true"}}
+
+
+class BodyRoom:
+    """Room for the bodies of one agent's requests. A request waits for its own, in order, and has it until its end."""
+
+    def __init__(self) -> None:
+        self._turn, self._parts = asyncio.Lock(), asyncio.Semaphore(_ROOM_PARTS)
+
+    @contextlib.asynccontextmanager
+    async def of(self, request: web.BaseRequest) -> AsyncIterator[None]:
+        """Hold room for a request's body. One without a length may have the greatest."""
+        size = request.content_length if request.content_length is not None else BODY_BYTES * request.body_exists
+        # More than the greatest is refused and not read.
+        wanted, taken = -(-size // _PART_BYTES) if size <= BODY_BYTES else 0, 0
+        try:
+            if wanted:
+                async with self._turn:
+                    while taken < wanted:
+                        await self._parts.acquire()
+                        taken += 1
+            yield
+        finally:
+            for _ in range(taken):
+                self._parts.release()
 
 
 class ServiceServer:
@@ -73,7 +101,7 @@ class ServiceServer:
         self._credits = CreditLimit(plan.get("credits"), gate.fds.get("credits"))
         self._tools = None if tools is None else ToolEndpoint(tools, whole_body)
         self._commands = None if commands is None else CommandEndpoint(commands, whole_body)
-        self._busy = 0
+        self._busy, self._room = 0, BodyRoom()
         self.agents = AgentEndpoint(plan.get("agents", ()), self._upstreams.values(), self._book, whole_body)
         self.telemetry = self._collected(gate, connector, len(peers))
         self.web = WebServer(gate, connector, self._upstreams, self._book, self._credits)
@@ -88,6 +116,10 @@ class ServiceServer:
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer one request."""
+        async with self._room.of(request):
+            return await self._answer(request)
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         shape: Shape = "openai"
         try:
             name = self._frame(request)
