@@ -34,7 +34,11 @@ _END_SECONDS: Final = 60.0
 _CHUNK: Final = 64 * 1024
 # Bytes that the agent has not read. A call that would add more is refused.
 _UNREAD: Final = 2 * wire.MESSAGE_BYTES
+# The same with a call that was just taken. Replies to an agent that would add more end its session.
+_MOST_UNREAD: Final = 2 * _UNREAD
 CALLS: Final = 64
+# Each list is a row and a compilation of schemas. A server may tell of changes as often as it likes.
+RELIST_SECONDS: Final = 5.0
 # Parsing a longer line would block the loop too long.
 _LARGE: Final = 256 * 1024
 _STDERR_LINE: Final = 1024
@@ -61,7 +65,7 @@ class ToolSession:
         self._listing: McpSession | None = McpSession()
         self._number = mcp_session.FIRST_CALL
         self._calls: dict[int, _Open] = {}
-        self._ready, self._ended = anyio.Event(), anyio.Event()
+        self._ready, self._ended, self._changed = anyio.Event(), anyio.Event(), anyio.Event()
         self._error: errors.CovenantError | None = None
         self._is_open = False
 
@@ -70,8 +74,8 @@ class ToolSession:
 
         ``listed`` is called with each complete list of tools, the first one and those after a change.
         """
-        self._open_pipes()
         try:
+            self._open_pipes()
             async with (
                 supervised.session(directory, self._theirs) as heard,
                 anyio.create_task_group() as group,
@@ -84,6 +88,7 @@ class ToolSession:
                 group.start_soon(self._read, listed)
                 group.start_soon(self._write)
                 group.start_soon(self._drain)
+                group.start_soon(self._relist)
                 with anyio.move_on_after(START_SECONDS):
                     await self._ready.wait()
                 if not self._ready.is_set():
@@ -238,16 +243,36 @@ class ToolSession:
         if "method" not in message and type(number) is int and (one := self._calls.pop(number, None)) is not None:
             one.message = message
             one.done.set()
-        elif message.get("method") == "notifications/tools/list_changed" and self._listing is None:
-            self._listing = McpSession(first=self._number + 1)
-            self._number += mcp_session.PAGES + 1
-            self._put(self._listing.list_again())
+        elif message.get("method") == "notifications/tools/list_changed":
+            self._changed.set()
         elif self._listing is not None:
-            self._put(self._listing.take(line))
+            self._reply(self._listing.take(line))
             if self._listing.done:
                 found, self._listing = self._listing.tools, None
                 await listed(found)
                 self._ready.set()
+
+    def _reply(self, data: bytes) -> None:
+        """Send a reply, which may repeat a long id of the agent.
+
+        Raises:
+            errors.ToolServerError: the agent sends requests, and reads no reply.
+        """
+        if data and len(self._out) + len(data) > _MOST_UNREAD:
+            raise self._wrong("does not read what it is sent")
+        self._put(data)
+
+    async def _relist(self) -> None:
+        """Ask for the list again after it changed, which may be while it is listed."""
+        await self._ready.wait()
+        while True:
+            await self._changed.wait()
+            if self._listing is None:
+                self._changed = anyio.Event()
+                self._listing = McpSession(first=self._number + 1)
+                self._number += mcp_session.PAGES + 1
+                self._put(self._listing.list_again())
+            await anyio.sleep(RELIST_SECONDS)
 
     async def _drain(self) -> None:
         """Log what the agent writes to stderr, at the level of details."""

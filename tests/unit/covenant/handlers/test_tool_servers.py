@@ -41,12 +41,14 @@ def tool(name, about=None):
     return {"name": "loud__" + name, "description": about or name, "inputSchema": SCHEMA}
 
 tools = [tool("shout"), tool("sing", "changed"), tool("hide"), tool("evil")]
+lists = 0
 for line in sys.stdin:
     request = json.loads(line)
     method, number, params = request.get("method"), request.get("id"), request.get("params", {})
     if method == "initialize":
         say(id=number, result={"protocolVersion": params["protocolVersion"], "capabilities": {}, "serverInfo": {}})
     elif method == "tools/list":
+        lists += 1
         say(id=number, result={"tools": tools})
     elif method == "notifications/cancelled":
         print("cancelled", params["requestId"], file=sys.stderr, flush=True)
@@ -55,6 +57,11 @@ for line in sys.stdin:
         if text == "change":
             tools = [tool("sing"), tool("evil"), tool("more")]
             say(method="notifications/tools/list_changed")
+        if text == "storm":
+            for _ in range(50):
+                say(method="notifications/tools/list_changed")
+        if text == "lists":
+            text = str(lists)
         if text == "end":
             sys.exit(0)
         if text == "babble":
@@ -245,6 +252,39 @@ async def test_call_that_is_given_up_is_cancelled(package: Path, caplog: pytest.
             while "cancelled" not in caplog.text:  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         assert (await one.say("hi")).content[0]["text"] == "hi"
+
+
+async def test_agent_that_reads_no_reply_ends_its_session(package: Path) -> None:
+    # Each reply repeats the id. Without a bound the daemon would keep 10,000 of them.
+    flood = """
+import json, sys, time
+sys.stdin.readline()
+for number in range(40):
+    print(json.dumps({"jsonrpc": "2.0", "id": str(number) + "x" * 1_000_000, "method": "ping"}), flush=True)
+time.sleep(600)
+"""
+    one = Kept(package)
+    one.double.program = flood
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.kept.run)
+        await one.until("reconnecting")
+        group.cancel_scope.cancel()
+    assert one.states == [("reconnecting", 0, errors.ToolServerError.code)]
+
+
+async def test_storm_of_changes_lists_once_a_pause(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tool_session, "RELIST_SECONDS", 3600.0)
+    async with keeping(package) as one:
+        await one.until("ready")
+        for _ in range(20):
+            await one.say("storm")
+        # The first change is listed at once. The others wait together.
+        with anyio.fail_after(60):
+            while (await one.say("lists")).content[0]["text"] == "1":  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        for _ in range(20):
+            await one.say("storm")
+        assert (await one.say("lists")).content[0]["text"] == "2"
 
 
 async def test_refused_package_is_removed_and_comes_back(package: Path) -> None:
