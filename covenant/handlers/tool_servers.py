@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 import time
@@ -121,6 +122,11 @@ class KeptServer:
         content = result.get("content")
         if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
             raise errors.ToolError(f"tool server `{self.server.name}` answered without content")
+        try:
+            json.dumps(content, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            # No frame carries half of a pair of surrogates, which JSON can name: the caller's connection would end.
+            raise errors.ToolError(f"tool server `{self.server.name}` answered with text that is no Unicode") from None
         return Answer(tuple(content), result.get("isError") is True)
 
     async def _hold(self) -> errors.CovenantError:

@@ -74,6 +74,8 @@ for line in sys.stdin:
             say(id=number, result={})
         elif text == "number":
             say(id=number, result={"content": [1]})
+        elif text == "half":
+            say(id=number, result={"content": [{"type": "text", "text": "\\ud800"}]})
         elif text not in ("wait", "babble", "long"):
             say(id=number, result={"content": [{"type": "text", "text": text}], "isError": text == "fail"})
 """
@@ -207,7 +209,10 @@ async def test_session_that_ends_fails_calls_and_is_started_again(package: Path,
     assert [state for state, _, _ in one.states] == ["ready", "reconnecting", "ready"]
 
 
-@pytest.mark.parametrize(("text", "said"), [("error", "refused the call: no"), ("empty", "content"), ("number", "con")])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("error", "refused the call: no"), ("empty", "content"), ("number", "con"), ("half", "no Unicode")],
+)
 async def test_reply_without_content_is_error_of_the_call(package: Path, text: str, said: str) -> None:
     async with keeping(package) as one:
         await one.until("ready")
