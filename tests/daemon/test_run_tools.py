@@ -144,3 +144,57 @@ async def test_many_calls_are_each_answered(covenant_home: Path) -> None:
         call = {"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "agents_list"}}
         await gate.send(b"".join(json.dumps({**call, "id": n}).encode() + b"\n" for n in range(count)))
         assert {(await gate.line())["id"] for _ in range(count)} == set(range(count))
+
+
+async def test_peer_whose_token_was_revoked_is_refused(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        alice = runtime_kit.ALICE
+        made = await daemon.ask("enroll_peer", display=alice.display, pubkey=alice.pubkey, actions=["memory.read"])
+        async with served(daemon, alice) as gate:
+            assert not (await gate.call("memory_recent", limit=1))["isError"]
+            await daemon.ask("revoke_peer", token_prefix=made["token_b58"][:6])
+            for name, given in (("memory_recent", {"limit": 1}), ("agents_list", {})):
+                refused = await gate.call(name, **given)
+                assert refused["isError"]
+                assert "the token was revoked" in refused["content"][0]["text"]
+        # A line that is opened later is of the same peer.
+        async with served(daemon, alice) as gate:
+            assert (await gate.call("agents_list"))["isError"]
+
+
+async def test_answer_that_no_gate_reads_is_refused(covenant_home: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(61):
+        deep = {"a": deep}
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.read", "memory.write")
+        for metadata in (*2 * [{"many": [0] * 20_000}], {}):
+            await daemon.ask("put_memory", text="x", tier="working", metadata=metadata)
+        async with served(daemon, daemon.server.identity.agent) as gate:
+            for limit, said in ((1, '"kind"'), (2, '"kind"'), (3, "more than 32768 values"), (1, '"kind"')):
+                found = await gate.call("memory_recent", limit=limit)
+                assert said in found["content"][0]["text"], limit
+            await daemon.ask("put_memory", text="x", tier="working", metadata=deep)
+            found = await gate.call("memory_recent", limit=1)
+            assert (found["isError"], "64 levels" in found["content"][0]["text"]) == (True, True)
+            assert not (await gate.call("agents_list"))["isError"]
+
+
+async def test_gate_that_leaves_answers_unread_is_no_fault(
+    covenant_home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n')
+            async with anyio.create_task_group() as group:
+
+                async def serve() -> None:
+                    operator = daemon.server.identity.agent
+                    await RunTools(daemon.server).serve(ours, operator, intent_id="i", agent_id="keeper")
+
+                group.start_soon(serve)
+                await anyio.wait_readable(theirs)
+                theirs.close()
+        assert "fault of the daemon" not in caplog.text

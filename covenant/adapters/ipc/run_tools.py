@@ -14,6 +14,7 @@ import socket
 from typing import Final
 
 import anyio
+import anyio.to_thread
 
 from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
@@ -21,7 +22,7 @@ from covenant.handlers.server import Server
 from covenant.wire import mcp_server, responses
 from covenant.wire.mcp_server import McpCall, McpReply
 from covenant.wire.types import AgentId
-from policy import errors
+from policy import errors, wire_json
 from policy.rules import tool_calls
 
 _LOG: Final = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ LINE_BYTES: Final = 4 * 1024 * 1024
 # Calls of one run at one time.
 AT_ONCE: Final = 8
 _CHUNK: Final = 64 * 1024
+# Parsing a longer answer would block the loop too long.
+_LARGE: Final = 256 * 1024
 
 
 class RunTools:
@@ -71,6 +74,8 @@ class _Run:
     def __init__(self, server: Server, caller: Caller, sock: socket.socket, intent_id: str, agent_id: str) -> None:
         self._server, self._caller, self._sock = server, caller, sock
         self._about = {"intent_id": intent_id, "agent_id": agent_id}
+        # Of a peer there is an entry, also when its token has ended meanwhile.
+        self._has_token = not caller.operator and bool(server.peers.listing(1, caller.agent.pubkey, None).entries)
         self._writing, self._places = anyio.Lock(), anyio.Semaphore(AT_ONCE)
 
     async def serve(self) -> None:
@@ -120,14 +125,25 @@ class _Run:
         try:
             # INVARIANT: the row before the call. A call that cannot be logged is not made.
             await self._server.audit.append("run_tool_asked", row, self._caller.agent)
+            self._still_admitted()
         except errors.CovenantError as e:
             return _refused(call, e)
         response = await self._server.respond(self._caller, call.request)
         answer = mcp_server.answer(call, json.loads(response.to_bytes()))
-        if len(answer) < LINE_BYTES:
-            return answer
-        large = errors.UsageError("the answer is larger than a line of MCP", hint="ask for fewer records")
-        return _refused(call, large)
+        try:
+            return await _readable(answer)
+        except errors.UsageError as e:
+            return _refused(call, e)
+
+    def _still_admitted(self) -> None:
+        """Refuse a caller whose last token was revoked or has ended. One that never had any, as a task of another
+        host has none, is bound by its capabilities alone.
+
+        Raises:
+            errors.AuthenticationError: no token of the caller is valid any more.
+        """
+        if self._has_token and not self._server.peers.of(self._caller.agent.pubkey):
+            raise errors.AuthenticationError("the token was revoked or has ended")
 
     async def _read(self) -> bytes:
         while True:
@@ -135,6 +151,8 @@ class _Run:
                 return self._sock.recv(_CHUNK)
             except BlockingIOError:
                 await anyio.wait_readable(self._sock)
+            except ConnectionResetError:
+                return b""  # the gate is gone, with answers that it did not read
 
     async def _write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -143,6 +161,25 @@ class _Run:
                 view = view[self._sock.send(view) :]
             except BlockingIOError:
                 await anyio.wait_writable(self._sock)
+
+
+async def _readable(answer: bytes) -> bytes:
+    """Return an answer that the gate can read. The gate takes another one for the end of the daemon, and fails every
+    call of the run: a record that nests deep, written by another caller, would be enough.
+
+    Raises:
+        errors.UsageError: the answer is too large, holds too many values, or nests too deep.
+    """
+    if len(answer) >= LINE_BYTES:
+        raise errors.UsageError("the answer is larger than a line of MCP", hint="ask for fewer records")
+    try:
+        large = len(answer) > _LARGE
+        await anyio.to_thread.run_sync(wire_json.read, answer) if large else wire_json.read(answer)
+    except errors.MalformedRequestError as e:
+        raise errors.UsageError(
+            f"the answer cannot be read: {e.message}", hint="ask for fewer records, or others"
+        ) from None
+    return answer
 
 
 def _refused(call: McpCall, error: errors.CovenantError) -> bytes:
