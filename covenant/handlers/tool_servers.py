@@ -4,6 +4,9 @@ The pins of a package's tools.json say which tools there can be. A session may l
 (``notifications/tools/list_changed``), and never others. A session that ends is started again, after a pause that
 doubles. Its tools stay listed meanwhile, and calls of them fail; they are removed when the supervisor refuses the
 package: its signature ended or was revoked, or its files do not verify.
+
+A name is that of the first entry whose package pins it, however fast the others start and also while that package is
+refused: a grant of `tool.call.NAME` never becomes one of another package's tool.
 """
 
 from __future__ import annotations
@@ -42,6 +45,8 @@ LONGEST_PAUSE: Final = 60.0
 REFUSED_PAUSE: Final = 300.0
 # A session that lasted so long did not fail at its start: the next pause is the first one again.
 _STEADY_SECONDS: Final = 60.0
+# To read the pins of one package before all sessions start.
+_CLAIM_SECONDS: Final = 10.0
 # The gate limits a call itself. Its time begins when the server was started, which takes up to LIST_SECONDS there.
 _BEYOND_SECONDS: Final = 70.0
 
@@ -57,9 +62,13 @@ class Audit(Protocol):
 
 async def keep(servers: Sequence[McpServer], supervised: Supervised, registry: ToolRegistry, audit: Audit) -> None:
     """Keep a session with each server until this is cancelled."""
+    names: dict[str, str] = {}
+    kept = [KeptServer(server, supervised, registry, audit, names) for server in servers]
+    for one in kept:
+        await one.claim()
     async with anyio.create_task_group() as group:
-        for server in servers:
-            group.start_soon(KeptServer(server, supervised, registry, audit).run)
+        for one in kept:
+            group.start_soon(one.run)
 
 
 def pinned(package: Path | int) -> dict[str, Tool]:
@@ -85,15 +94,33 @@ def pinned(package: Path | int) -> dict[str, Tool]:
 
 
 class KeptServer:
-    """One entry, its session, and its tools in the registry."""
+    """One entry, its session, and its tools in the registry. ``names`` are the entries of all names so far."""
 
-    def __init__(self, server: McpServer, supervised: Supervised, registry: ToolRegistry, audit: Audit) -> None:
+    def __init__(
+        self, server: McpServer, supervised: Supervised, registry: ToolRegistry, audit: Audit, names: dict[str, str]
+    ) -> None:
         self.server, self._supervised, self._registry, self._audit = server, supervised, registry, audit
+        self._names = names
         self.state: State = "starting"
         self._session: ToolSession | None = None
         # The names in the registry.
         self._listed: set[str] = set()
         self._said = ""
+
+    async def claim(self) -> None:
+        """Take the names that the package pins now, as far as they are no earlier entry's."""
+        pins: dict[str, Tool] = {}
+        try:
+            with anyio.move_on_after(_CLAIM_SECONDS):
+                pins = await anyio.to_thread.run_sync(pinned, self.server.package, abandon_on_cancel=True)
+        except errors.CovenantError:
+            return  # its session is refused for that
+        except Exception:
+            # One entry must not end the daemon.
+            _LOG.exception("the package of tool server `%s` cannot be read", self.server.name)
+        for pin in pins.values():
+            if (name := self.server.listed_as(pin.name)) is not None:
+                self._names.setdefault(name, self.server.name)
 
     async def run(self) -> None:
         """Hold sessions, one after the other."""
@@ -152,6 +179,12 @@ class KeptServer:
             if pin is None or (one.description, one.input_schema or {}) != (pin.description, pin.input_schema or {}):
                 _LOG.warning("tool server `%s`: a tool that is not pinned was left out", self.server.name)
             elif (name := self.server.listed_as(pin.name)) is not None:
+                if self._names.setdefault(name, self.server.name) != self.server.name:
+                    _LOG.warning(
+                        "tool `%s` of tool server `%s` was left out: the name is of `%s`",
+                        *(name, self.server.name, self._names[name]),
+                    )
+                    continue
                 if name in tools:
                     _LOG.warning("a second tool `%s` of tool server `%s` was ignored", name, self.server.name)
                 tools.setdefault(name, McpTool(self, name, one.name, pin))

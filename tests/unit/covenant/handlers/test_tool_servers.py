@@ -7,6 +7,8 @@ asks the real one.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -100,13 +102,16 @@ class SessionDouble:
 
     refusal: errors.CovenantError | None
 
+    def refuse(self, directory: int) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
     @contextlib.asynccontextmanager
     async def session(
         self, directory: int, pipes: Sequence[int]
     ) -> AsyncIterator[Callable[[], Awaitable[dict[str, Any]]]]:
         self.count += 1
-        if self.refusal is not None:
-            raise self.refusal
+        self.refuse(directory)
         stdin, stdout, stderr = pipes
         command = [sys.executable, "-c", self.program]
         with subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr) as process:
@@ -121,13 +126,26 @@ class SessionDouble:
                 process.kill()
 
 
+class FirstRefused(SessionDouble):
+    """Refuses the sessions of one package alone."""
+
+    def __init__(self, package: Path) -> None:
+        super().__init__()
+        self._package = package.stat().st_ino
+        self.refusal = errors.RevokedError("it was revoked")
+
+    def refuse(self, directory: int) -> None:
+        if os.fstat(directory).st_ino == self._package:
+            super().refuse(directory)
+
+
 class Kept:
     """A server that is kept while the block lasts."""
 
     def __init__(self, package: Path, **entry: Any) -> None:
         self.double, self.audit, self.registry = SessionDouble(), Audit(), native(lambda: 1)
         server = McpServer("loud", package, **entry)
-        self.kept = KeptServer(server, self.double, self.registry, self.audit)  # type: ignore[arg-type]
+        self.kept = KeptServer(server, self.double, self.registry, self.audit, {})  # type: ignore[arg-type]
 
     async def until(self, state: str, count: int = 0) -> None:
         with anyio.fail_after(60):
@@ -316,7 +334,7 @@ async def test_refused_package_is_removed_and_comes_back(package: Path) -> None:
 async def test_name_that_is_taken_stays(package: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with keeping(package) as one:
         other = Kept(package)
-        other.kept = KeptServer(McpServer("second", package), other.double, one.registry, other.audit)  # type: ignore[arg-type]
+        other.kept = KeptServer(McpServer("second", package), other.double, one.registry, other.audit, {})  # type: ignore[arg-type]
         await one.until("ready")
         async with anyio.create_task_group() as group:
             group.start_soon(other.kept.run)
@@ -326,10 +344,32 @@ async def test_name_that_is_taken_stays(package: Path, caplog: pytest.LogCapture
     assert "a second tool `shout` was ignored" in caplog.text
 
 
+async def test_name_of_earlier_entry_is_never_a_later_ones(package: Path, tmp_path: Path) -> None:
+    later = Path(shutil.copytree(package, tmp_path / "later"))
+    audit, registry = Audit(), native(lambda: 1)
+    double: Any = FirstRefused(package)
+    entries = [McpServer("absent", tmp_path / "absent"), McpServer("first", package), McpServer("second", later)]
+
+    async def until(row: tuple[str, str, int]) -> list[tuple[str, str | None]]:
+        with anyio.fail_after(60):
+            while row not in [(one["server"], one["state"], one["tools"]) for _, one in audit.rows]:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        return [(one.name, one.source) for one in registry.specs() if one.source is not None]
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(tool_servers.keep, entries, double, registry, audit)
+        # The first one is refused, and its name is not free for that.
+        await until(("first", "refused", 0))
+        assert await until(("second", "ready", 0)) == []
+        double.refusal = None
+        assert await until(("first", "ready", 1)) == [("shout", "first")]
+        group.cancel_scope.cancel()
+
+
 async def test_package_without_tools_is_refused(tmp_path: Path) -> None:
     registry = ToolRegistry()
     audit = Audit()
-    kept = KeptServer(McpServer("none", tmp_path / "none"), SessionDouble(), registry, audit)  # type: ignore[arg-type]
+    kept = KeptServer(McpServer("none", tmp_path / "none"), SessionDouble(), registry, audit, {})  # type: ignore[arg-type]
     with anyio.move_on_after(0.5):
         await kept.run()
     # One row, however often it is tried.
