@@ -128,7 +128,7 @@ class KeptServer:
         while True:
             began = time.monotonic()
             error = await self._hold()
-            if time.monotonic() - began >= _STEADY_SECONDS:
+            if self.state == "ready" and time.monotonic() - began >= _STEADY_SECONDS:
                 pause = FIRST_PAUSE
             await self._lost(error)
             refused = self.state == "refused"

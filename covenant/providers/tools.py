@@ -87,6 +87,10 @@ class ToolRegistry:
         """Remove a tool. A call of it that is under way goes on."""
         self._known.pop(name, None)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tool of this name."""
+        return name in self._known
+
     def specs(self) -> list[ToolSpec]:
         """Return all specifications, sorted by name."""
         return [self._known[name].spec for name in sorted(self._known)]

@@ -19,7 +19,7 @@ import anyio.to_thread
 
 from covenant.runtime.supervisor_client import Supervised
 from covenant.visible import visible
-from policy import errors
+from policy import errors, json_bounds, wire_json
 from policy.manifest import text
 from policy.manifest.tools.advertised import AdvertisedTool
 from sandbox.network.tools import mcp_session, wire
@@ -114,9 +114,11 @@ class ToolSession:
         self._number += 1
         number, one = self._number, _Open()
         params = {"name": name, "arguments": dict(arguments)}
-        line = _line({"id": number, "method": "tools/call", "params": params})
+        message = {"id": number, "method": "tools/call", "params": params}
+        line = _line(message)
         if len(line) > wire.MESSAGE_BYTES:
             raise errors.ToolError(f"a call of tool server `{self._name}` has at most {wire.MESSAGE_BYTES} bytes")
+        self._check_readable(message, line)
         self._calls[number] = one
         try:
             self._put(line)
@@ -132,6 +134,19 @@ class ToolSession:
             said = text.visible(mcp_session.error_of(one.message.get("error")), 1024)
             raise errors.ToolError(f"tool server `{self._name}` refused the call: {said}")
         return result
+
+    def _check_readable(self, message: Mapping[str, Any], line: bytes) -> None:
+        """Refuse a call that the gate could not read: its reply would have no id, and the call would wait in vain.
+
+        Raises:
+            errors.ToolError: the arguments hold too many values, or nest too deep.
+        """
+        try:
+            wire_json.check_depth(message)
+        except errors.MalformedRequestError as e:
+            raise errors.ToolError(f"the arguments for tool server `{self._name}` are {e.message}") from None
+        if json_bounds.exceeds(line, wire_json.MAX_VALUES):
+            raise errors.ToolError(f"a call of tool server `{self._name}` has at most {wire_json.MAX_VALUES} values")
 
     def _gone(self) -> errors.ToolError:
         return errors.ToolError(

@@ -258,6 +258,18 @@ async def test_large_calls_pass_up_to_the_bound(package: Path) -> None:
         assert (await one.say("hi")).content[0]["text"] == "hi"
 
 
+async def test_call_that_no_gate_reads_is_refused(package: Path) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(62):
+        deep = {"a": deep}
+    async with keeping(package) as one:
+        await one.until("ready")
+        for more, said in ((deep, "64 levels"), ([0] * 32_768, "32768 values")):
+            with pytest.raises(errors.ToolError, match=said):
+                await one.registry.call("shout", {"text": "hi", "more": more})
+        assert (await one.registry.call("shout", {"text": "hi", "more": deep["a"]["a"]})).content[0]["text"] == "hi"
+
+
 async def _refused_or_waits(one: Kept, refused: list[str]) -> None:
     try:
         await one.say("wait")
