@@ -15,6 +15,7 @@ import pytest
 
 from covenant.adapters.ipc import run_tools
 from covenant.adapters.ipc.run_tools import RunTools
+from covenant.settings import PeerRate
 from policy.rules import tool_calls
 from tests import daemon_kit, runtime_kit
 from tests.daemon_kit import Daemon
@@ -198,3 +199,13 @@ async def test_gate_that_leaves_answers_unread_is_no_fault(
                 await anyio.wait_readable(theirs)
                 theirs.close()
         assert "fault of the daemon" not in caplog.text
+
+
+async def test_run_of_operator_is_held_to_rate_of_rows(covenant_home: Path) -> None:
+    rate = PeerRate(requests_per_second=0, burst=3)
+    async with daemon_kit.running(covenant_home, peer_rate=rate) as daemon:
+        async with served(daemon, daemon.server.identity.agent) as gate:
+            found = [await gate.call("agents_list") for _ in range(5)]
+        assert [one["isError"] for one in found] == [False] * 3 + [True] * 2
+        assert "COVENANT_PEER_REQUESTS_PER_SECOND" in found[-1]["content"][0]["text"]
+        assert len(await rows(daemon)) == 3

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import socket
+import time
 from typing import Final
 
 import anyio
@@ -24,6 +25,7 @@ from covenant.wire.mcp_server import McpCall, McpReply
 from covenant.wire.types import AgentId
 from policy import errors, wire_json
 from policy.rules import tool_calls
+from sandbox.rate_limit import Tokens
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -76,6 +78,9 @@ class _Run:
         self._about = {"intent_id": intent_id, "agent_id": agent_id}
         # Of a peer there is an entry, also when its token has ended meanwhile.
         self._has_token = not caller.operator and bool(server.peers.listing(1, caller.agent.pubkey, None).entries)
+        # Of a run of the operator too: each call is a row, and the agent is not the operator.
+        rate = server.settings.peer_rate
+        self._rate = Tokens(rate.requests_per_second, rate.burst, time.monotonic())
         self._writing, self._places = anyio.Lock(), anyio.Semaphore(AT_ONCE)
 
     async def serve(self) -> None:
@@ -123,6 +128,7 @@ class _Run:
         digest = hashlib.sha256(tool_calls.encoded(given)).hexdigest()
         row = {**self._about, "tool": name, "arguments_hash_hex": digest}
         try:
+            self._take_token()
             # INVARIANT: the row before the call. A call that cannot be logged is not made.
             await self._server.audit.append("run_tool_asked", row, self._caller.agent)
             self._still_admitted()
@@ -134,6 +140,19 @@ class _Run:
             return await _readable(answer)
         except errors.UsageError as e:
             return _refused(call, e)
+
+    def _take_token(self) -> None:
+        """Count a call.
+
+        Raises:
+            errors.BusyError: the run calls more often than a peer may ask.
+        """
+        if not self._rate.take(time.monotonic()):
+            most = self._server.settings.peer_rate.requests_per_second
+            raise errors.BusyError(
+                f"a run may call tools of the daemon {most} times a second",
+                hint="ask again later; COVENANT_PEER_REQUESTS_PER_SECOND and _BURST say how many may be",
+            )
 
     def _still_admitted(self) -> None:
         """Refuse a caller whose last token was revoked or has ended. One that never had any, as a task of another
