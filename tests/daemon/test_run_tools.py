@@ -209,3 +209,14 @@ async def test_run_of_operator_is_held_to_rate_of_rows(covenant_home: Path) -> N
         assert [one["isError"] for one in found] == [False] * 3 + [True] * 2
         assert "COVENANT_PEER_REQUESTS_PER_SECOND" in found[-1]["content"][0]["text"]
         assert len(await rows(daemon)) == 3
+
+
+async def test_large_answer_passes_up_to_a_line(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        await daemon.grant("memory.read", "memory.write")
+        for _ in range(5):
+            await daemon.ask("put_memory", text="x" * 1_000_000, tier="working", metadata={})
+        async with served(daemon, daemon.server.identity.agent) as gate:
+            for limit, is_error in ((2, False), (3, True), (5, True), (1, False)):
+                found = await gate.call("memory_recent", limit=limit)
+                assert found["isError"] is is_error, limit

@@ -34,7 +34,7 @@ LINE_BYTES: Final = 4 * 1024 * 1024
 # Calls of one run at one time.
 AT_ONCE: Final = 8
 _CHUNK: Final = 64 * 1024
-# Parsing a longer answer would block the loop too long.
+# To make an answer of a longer response would block the loop too long.
 _LARGE: Final = 256 * 1024
 
 
@@ -135,9 +135,10 @@ class _Run:
         except errors.CovenantError as e:
             return _refused(call, e)
         response = await self._server.respond(self._caller, call.request)
-        answer = mcp_server.answer(call, json.loads(response.to_bytes()))
+        raw = response.to_bytes()
         try:
-            return await _readable(answer)
+            large = len(raw) > _LARGE
+            return await anyio.to_thread.run_sync(_readable, call, raw) if large else _readable(call, raw)
         except errors.UsageError as e:
             return _refused(call, e)
 
@@ -182,18 +183,19 @@ class _Run:
                 await anyio.wait_writable(self._sock)
 
 
-async def _readable(answer: bytes) -> bytes:
-    """Return an answer that the gate can read. The gate takes another one for the end of the daemon, and fails every
-    call of the run: a record that nests deep, written by another caller, would be enough.
+def _readable(call: McpCall, raw: bytes) -> bytes:
+    """Return the answer of a call, which the gate can read. The gate takes another one for the end of the daemon, and
+    fails every call of the run: a record that nests deep, written by another caller, would be enough.
 
     Raises:
         errors.UsageError: the answer is too large, holds too many values, or nests too deep.
     """
-    if len(answer) >= LINE_BYTES:
+    # An answer contains the response at least once. One that is too large is not made.
+    answer = b"" if len(raw) >= LINE_BYTES else mcp_server.answer(call, json.loads(raw))
+    if not 0 < len(answer) < LINE_BYTES:
         raise errors.UsageError("the answer is larger than a line of MCP", hint="ask for fewer records")
     try:
-        large = len(answer) > _LARGE
-        await anyio.to_thread.run_sync(wire_json.read, answer) if large else wire_json.read(answer)
+        wire_json.read(answer)
     except errors.MalformedRequestError as e:
         raise errors.UsageError(
             f"the answer cannot be read: {e.message}", hint="ask for fewer records, or others"
