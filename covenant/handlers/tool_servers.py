@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -159,7 +159,10 @@ class KeptServer:
     async def _hold(self) -> errors.CovenantError:
         self._session = ToolSession(self.server.name)
         try:
-            with _opened(self.server.package) as directory:
+            # In a thread: the path may be on a file system that does not answer.
+            directory = await anyio.to_thread.run_sync(_opened, self.server.package)
+            with contextlib.ExitStack() as stack:
+                stack.callback(os.close, directory)
                 pins = await anyio.to_thread.run_sync(pinned, directory)
                 return await self._session.run(self._supervised, directory, functools.partial(self._show, pins))
         except errors.CovenantError as e:
@@ -253,22 +256,17 @@ class McpTool:
         return await self._kept.call(self._own, arguments)
 
 
-@contextlib.contextmanager
-def _opened(package: Path) -> Iterator[int]:
-    """Open a package's directory, no symlink.
+def _opened(package: Path) -> int:
+    """Open a package's directory, no symlink, and return its descriptor.
 
     Raises:
         errors.PackageError: it cannot be opened.
     """
     try:
-        fd = os.open(package, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(package, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
         raise errors.PackageError(
             f"the package cannot be read: {e.strerror}",
             hint="name a directory of $COVENANT_HOME/agents, or an absolute path",
             where=visible(str(package)),
         ) from e
-    try:
-        yield fd
-    finally:
-        os.close(fd)
