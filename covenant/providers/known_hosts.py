@@ -76,7 +76,7 @@ def parse(raw: bytes, *, where: str) -> KnownHosts:
     """
     try:
         document = tomllib.loads(raw.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no UTF-8, no TOML, or a number of thousands of digits
         raise errors.SettingError(f"{NAME} is no TOML", where=where) from None
     name, listed = document.get("name"), document.get("host", [])
     if not document.keys() <= {"name", "host"} or not isinstance(listed, list) or len(listed) > _MOST:

@@ -63,7 +63,7 @@ def document(raw: bytes, *, where: str) -> dict[str, Any]:
     """
     try:
         return tomllib.loads(raw.decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no UTF-8, no TOML, or a number of thousands of digits
         raise errors.SettingError(f"{NAME} is no TOML", where=where) from None
 
 

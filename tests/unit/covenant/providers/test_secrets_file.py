@@ -37,6 +37,7 @@ def test_secrets_and_chain_are_read_and_not_shown(home: Path) -> None:
     ("text", "said"),
     [
         ("[secrets", "no TOML"),
+        ("hunter2 = " + "9" * 5000, "no TOML"),
         ('secrets = "hunter2"', "no secret"),
         ("[secrets]\nmail = 5", "no secret"),
         ('[secrets]\nmail = { hunter2 = "x" }', "no secret"),
