@@ -56,9 +56,9 @@ class _Ends:
         """Yield number, alias and message of each request that reached the gate."""
         raw = _read(self.gate)
         while raw:
-            number, kind, name, size = wire.REQUEST.unpack_from(raw)
+            number, kind, name, headers, size = wire.REQUEST.unpack_from(raw)
             whole = wire.REQUEST.size + name + size
-            assert (kind, len(raw) >= whole) == (wire.MESSAGE, True)
+            assert (kind, headers, len(raw) >= whole) == (wire.MESSAGE, 0, True)
             yield number, raw[wire.REQUEST.size : wire.REQUEST.size + name].decode(), raw[whole - size : whole]
             raw = raw[whole:]
 
