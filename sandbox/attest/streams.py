@@ -6,6 +6,7 @@ as long as the agent keeps them open. A file that the agent has closed is gone; 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -32,9 +33,14 @@ def pipe(fd: int) -> str:
     return f"pipe:[{os.fstat(fd).st_ino}]"
 
 
-def terminal(master: int) -> str:
-    """Return the name of the terminal whose master is ``master``."""
-    slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+def terminal(master: int) -> str | None:
+    """Return the name of the terminal whose master is ``master``, or None once the mounts of its opener have ended."""
+    try:
+        slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as e:
+        if e.errno == errno.ENODEV:
+            return None
+        raise
     try:
         return _device(os.fstat(slave))
     finally:

@@ -446,10 +446,13 @@ def _pipes(child: spawn.Child) -> tuple[str, ...]:
 def _with_terminal(
     directory: RunDirectory, terminal: console.ConsoleSocket | None, made: reference.ReferenceValues
 ) -> reference.ReferenceValues:
-    """Add the terminal to the reference values of a run. runsc has sent it before it started the sandbox."""
-    if terminal is None or not terminal.poll():
+    """Add the terminal to the reference values of a run. runsc has sent it before it started the sandbox.
+
+    A terminal without a name is that of a sandbox that has ended: what is not ended does not have the unknown one.
+    """
+    if terminal is None or not terminal.poll() or (name := streams.terminal(terminal.master)) is None:
         return made
-    made = structs.replace(made, streams=(streams.terminal(terminal.master),) * 3)
+    made = structs.replace(made, streams=(name,) * 3)
     made.write(directory.path)
     return made
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 
 from policy import errors
 from policy.prove.live import Layer
-from sandbox.attest import live_runs, processes, reference, verifier
+from sandbox.attest import live_runs, processes, reference, streams, verifier
 from sandbox.run_io import CallerStreams
 from sandbox.run_result import RunResult
 from sandbox.rundir import directory as rundir_directory
@@ -34,6 +37,27 @@ CLOSES = (
     "every = [os.path.join(top, one) for top, _, files in os.walk('/usr/lib/python3.11') for one in files]\n"
     "kept = [os.open(one, os.O_RDONLY) for one in every[:500]]\ntime.sleep(300)\n"
 )
+
+# It sends the master of a terminal that it opened in mounts of its own, and ends when it is told to.
+OPENER = (
+    "import fcntl, os, socket, sys\nline = socket.socket(fileno=int(sys.argv[1]))\n"
+    "master = os.open('/dev/ptmx', os.O_RDWR | os.O_NOCTTY)\n"
+    "fcntl.ioctl(master, 0x40045431, bytes(4))\n"  # asm-generic/ioctls.h, TIOCSPTLCK: unlock its other side
+    "socket.send_fds(line, [b'x'], [master])\nline.recv(1)\n"
+)
+
+
+def test_terminal_whose_opener_has_ended_has_no_name() -> None:
+    """A sandbox that ends early takes its mounts with it, and the run has its own answer."""
+    ours, theirs = socket.socketpair()
+    command = ["unshare", "--mount", sys.executable, "-c", OPENER, str(theirs.fileno())]
+    with ours, theirs, subprocess.Popen(command, pass_fds=(theirs.fileno(),)) as opener:
+        _, (master,), _, _ = socket.recv_fds(ours, 1, 1)
+        before = streams.terminal(master)
+        ours.send(b"x")
+        assert (opener.wait(), str(before).partition(":")[0]) == (0, "terminal 136")
+    until(lambda: streams.terminal(master) is None)
+    os.close(master)
 
 
 class Session:

@@ -27,10 +27,12 @@ SECONDS = 120.0
 KEYS = b"\x10\x11"
 # It echoes lines, tells of each new size, and ends with status 7 at `quit`.
 TALKS = (
-    "import os, signal, sys\nprint('READY', flush=True)\n"
-    # A print in a print, of two sizes at once, is an error of Python's.
-    "signal.signal(signal.SIGWINCH, lambda *_: os.write(1, f'{os.get_terminal_size()}\\n'.encode()))\n"
-    "while True:\n    line = input()\n    if line == 'quit': sys.exit(7)\n    print('said ' + line, flush=True)\n"
+    # SIGWINCH is waited for: a handler of Python's that it meets just before a read does not run until that ends.
+    "import os, signal, threading\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})\n"
+    "def talk():\n    try:\n        while (line := input()) != 'quit': print('said ' + line, flush=True)\n"
+    "        os._exit(7)\n    except EOFError: os._exit(1)\n"
+    "print('READY', flush=True)\nthreading.Thread(target=talk, daemon=True).start()\nwhile True:\n"
+    "    signal.sigwait({signal.SIGWINCH})\n    os.write(1, f'{os.get_terminal_size()}\\n'.encode())\n"
 )
 
 

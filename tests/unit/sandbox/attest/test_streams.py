@@ -57,6 +57,7 @@ def test_streams_of_pipes_hold() -> None:
 def test_stream_that_is_another_terminal_is_drift() -> None:
     (master, slave), (callers, caller) = pty.openpty(), pty.openpty()
     mine = streams.terminal(master)
+    assert mine is not None
     with holding(slave, slave, caller) as pid:
         assert judged(pid, mine, mine, mine) == [f"it is {streams.terminal(callers)}"]
         assert len(judged(pid, *streams.UNKNOWN)) == 3, "before the terminal has come"
