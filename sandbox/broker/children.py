@@ -96,6 +96,8 @@ class _Child:
     call: BrokerCall | None
     done: Say | None = None
     command: bool = False
+    # What a command's shim has reported.
+    outcome: Mapping[str, Any] | None = None
     fate: str = ""
     cancelled: bool = False
     heard: bytearray = field(default_factory=bytearray)
@@ -390,7 +392,7 @@ class ChildManager:
             _tell(child.call, said)
             child.call = None
         elif child.command:
-            self._finish(child, said)
+            child.outcome = said
         else:
             self._keep_result(child.run_id, said)
 
@@ -403,7 +405,7 @@ class ChildManager:
         """Handle the end of file of a child's shim: it has reported everything."""
         if child.call is not None or child.run_id not in self._results:
             gone = {"error": {"code": errors.CutOffError.code, "message": "whoever kept the run is gone"}}
-            self._finish(child, gone)
+            child.outcome = child.outcome or gone
             if child.call is not None:
                 _tell(child.call, gone)
             elif child.fate and not child.command:
@@ -414,13 +416,8 @@ class ChildManager:
         child.keeper.reap()
         child.keeper.close()
         del self._children[child.run_id]
-
-    @staticmethod
-    def _finish(child: _Child, said: Mapping[str, Any]) -> None:
-        """Give the outcome of a command's call, once."""
-        if (done := child.done) is not None:
-            child.done = None
-            done(said)
+        if child.done is not None and child.outcome is not None:
+            child.done(child.outcome)  # its place is free: the agent's next command may take it
 
     def _let_go(self, child: _Child) -> None:
         if self._broker is not None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import time
+import types
+from collections.abc import Mapping
 from typing import Any, cast
 
 import pytest
@@ -10,6 +14,7 @@ from policy import errors
 from policy.grants.effective import Effective
 from policy.grants.paths import FilesystemGrants, PathSet
 from sandbox.broker import children, spawn_request
+from sandbox.broker.server import Broker
 
 GOOD: dict[str, Any] = {"agent": "a", "text": "t"}
 LONGEST = spawn_request.PATH_BYTES
@@ -127,3 +132,39 @@ def test_who_is_suspended_is_told_that_it_may_ask_again(
     call = Asked()
     child_manager.spawn(cast("Any", call))
     assert call.told == [told]
+
+
+def test_outcome_of_command_is_given_once_its_place_is_free() -> None:
+    """Its shim reports the outcome before it has cleared the sandbox away, and the agent may call the next command."""
+    spawning = types.SimpleNamespace(allowed=True, max_descendants=1)
+    member = types.SimpleNamespace(
+        agent_id="top", effective=types.SimpleNamespace(spawning=spawning), lineage=lambda **given: None
+    )
+
+    def start(asked: children.ChildRequest, say: children.Say) -> None:
+        say({"admitted": {"on_parent_exit": "terminate"}})
+        say({"ok": {"status": 0}})
+        time.sleep(1)
+
+    nothing, told = cast("Any", None), list[Mapping[str, Any]]()
+    with Broker() as broker, open(os.devnull, "r+b") as null:
+        manager = children.ChildManager(
+            cast("Any", member), start=start, use=lambda: nothing, denied=nothing, used=nothing, grace_seconds=0
+        )
+        manager.served_by(broker)
+        manager.started(60)
+        streams = children.CommandStreams(("git",), null.fileno(), null.fileno(), null.fileno())
+
+        def again(said: Mapping[str, Any]) -> None:
+            told.append(said)
+            if len(told) == 1:
+                manager.run_command("tool", streams, timeout_ms=None, done=again)
+
+        manager.run_command("tool", streams, timeout_ms=None, done=again)
+        with pytest.raises(errors.SpawnBudgetViolation):
+            manager.run_command("tool", streams, timeout_ms=None, done=again)
+        until = time.monotonic() + 60
+        while len(told) < 2 and time.monotonic() < until:
+            broker.serve()
+        manager.close()
+    assert told == [{"ok": {"status": 0}}] * 2
