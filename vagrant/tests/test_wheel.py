@@ -67,7 +67,7 @@ def _serves(host: Any, base: pathlib.Path) -> None:
     operator.covenant("manifest", "sign", str(path), "--key", "second")
     assert operator.served().start(path).value() == 7
     host.check_output("systemctl start covenantd.service")
-    running = host.check_output("ps -e -o user:32=,args=").splitlines()
+    running = host.check_output("ps -eww -o user:32=,args=").splitlines()
     for user, name in (("root", "covenant-supervisor"), ("covenant", "covenantd")):
         ours = [line for line in running if "covenant" in line]
         assert any(line.split()[0] == user and f"{PLACE}/bin/{name}" in line for line in ours), "\n".join(ours)
@@ -79,7 +79,7 @@ def _remove(host: Any) -> None:
     """Services and files are gone; users, state and the changed configuration stay."""
     _run(str(PLACE / "bin/covenant"), "setup", "--remove")
     assert "0 unit files" in host.run(f"systemctl list-unit-files {' '.join(UNITS)}").stdout
-    assert str(PLACE) not in host.check_output("ps -e -o args=")
+    assert str(PLACE) not in host.check_output("ps -eww -o args=")
     for name in ("/usr/bin/covenant", "/usr/share/man/man1/covenant-run.1.gz", "/var/lib/covenant-setup.json"):
         assert not host.file(name).exists, name
     assert host.file("/etc/covenant/config.toml").exists
