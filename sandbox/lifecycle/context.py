@@ -28,7 +28,7 @@ from sandbox import config as configuration
 from sandbox.audit.denials import DenialLog
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker import children, delegation, server
-from sandbox.control import revocation, revocation_watch, succession, tree_kill
+from sandbox.control import revocation, revocation_watch, succession, tree_kill, withdrawn_secrets
 from sandbox.host import facts
 from sandbox.kernel.runsc import command
 from sandbox.lifecycle import lease_desks
@@ -48,9 +48,6 @@ from sandbox.shim.operations import RunOperations
 
 # Called behind the gate with a package and the highest serial that was accepted of its agent id; it may refuse.
 CheckSerial = Callable[[trust.TrustedPackage, trust.Accepted | None], None]
-
-# Between two looks at the vault for the providers' keys; each is one stat.
-_KEY_SECONDS = 1.0
 
 # The log's text for an agent that requests standby and has none.
 _NO_STANDBY = "standby: nobody keeps instances ready here, each run starts cold (covenant-supervisor does)"
@@ -112,7 +109,7 @@ class RunContext:
         self._spawn: children.Spawn | None = None
         self._broker: server.Broker | None = None
         self.commands: service_gate.CommandLineEnd | None = None
-        self._key_watch: Callable[[], errors.RunError | None] = lambda: None
+        self.secret_checks = withdrawn_secrets.SecretChecks()
         self._root_version: int | None = None
 
     @property
@@ -352,7 +349,7 @@ class RunContext:
             return None
         from sandbox.lifecycle import model_terms
 
-        self._key_watch = model_terms.KeyWatch(decision, self.dependencies.config, stack).look
+        self.secret_checks.add(model_terms.KeyWatch(decision, self.dependencies.config, stack))
         terms = model_terms.of(decision, self.dependencies.config, self.rows, self.request, self.meter(stack))
         return structs.replace(terms, tools=self._tools(decision, stack), commands=self.commands)
 
@@ -443,6 +440,7 @@ class RunContext:
             owner=self.request.secrets_of,
             revoked=self._is_revoked,
             seconds=deadline.milliseconds / 1000,
+            checks=self.secret_checks,
             stack=stack,
         )
 
@@ -461,8 +459,7 @@ class RunContext:
             path, label, state, self.rows.runs_revoked, version=self._root_version
         )
         newer = succession.SerialWatch(path, label, dependencies.state, self._on_newer, self.rows.runs_stopped)
-        # The services, which set the watch of the keys, are made after the checks.
-        return revoked.round(), newer.round(), PeriodicCheck(_KEY_SECONDS, lambda: self._key_watch())  # noqa: PLW0108
+        return revoked.round(), newer.round(), self.secret_checks.round()
 
     def _on_newer(self) -> OnNewer:
         """Read `on_newer_serial` again: a shim has the configuration of its start."""

@@ -12,6 +12,7 @@ from policy.decide import Decision
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker.credentials import Found
 from sandbox.config import Config
+from sandbox.control.withdrawn_secrets import SecretChecks
 from sandbox.lifecycle import vault_terms
 from sandbox.network.inject import gate
 from sandbox.network.inject.ledger import Injected, Then
@@ -71,9 +72,12 @@ def of(
     owner: str,
     revoked: Callable[[], bool],
     seconds: float,
+    checks: SecretChecks,
     stack: contextlib.ExitStack,
 ) -> gate.InjectTerms:
     """Return the terms of one run, whose deadline is in ``seconds``. ``stack`` outlives it.
+
+    ``checks`` has requests cut whose secret is not in the vault any more.
 
     ``owner`` is the agent id that has the secrets, empty for the run's own.
 
@@ -91,4 +95,5 @@ def of(
         bundles=config.tls.bundles(),
         seconds=int(min(_LONGEST_SECONDS, seconds + _HOUR)),
         watches=vault.watches,
+        made=checks.add,
     )

@@ -166,6 +166,7 @@ class KeyWatch:
     """Ends a run whose provider's key was taken out of the vault. A rotated key is for the next run.
 
     The embedded vault's file tells when to look. Another vault is asked every few seconds, by a process of its own.
+    Where a removal is announced, both are asked at once (sandbox.control.withdrawn_secrets).
     """
 
     def __init__(self, decision: Decision, config: Config, stack: contextlib.ExitStack) -> None:
@@ -173,16 +174,27 @@ class KeyWatch:
         self._wanted = {name: one.secret for name, one in sorted(found.items()) if one.secret}
         self._config, self._file = config, config.state / FOLDER / FILE
         self._seen = self._stamp()
-        self._gone, self._unanswered, self._next = "", 0, 0.0
+        self._gone, self._unanswered, self._next, self._anew = "", 0, 0.0, False
         self._far: Fetcher | None = None
         if self._wanted and config.vault.backend != "file":
             guard_process()
             limit = 2.0 * config.vault.timeout_seconds
             self._far = stack.enter_context(Fetcher(lambda: configured(config), PROVIDERS_ID, seconds=limit))
 
-    def look(self) -> errors.RunError | None:
-        """Return why the run must end; None while every key is there."""
+    @property
+    def is_checking(self) -> bool:
+        """Whether an answer of the vault is still awaited."""
         if self._far is not None:
+            return self._anew or self._unanswered > 0
+        return bool(self._wanted) and self._stamp() != self._seen
+
+    def look(self, *, anew: bool = False) -> errors.RunError | None:
+        """Return why the run must end; None while every key is there.
+
+        ``anew``: an answer to an earlier question does not count.
+        """
+        if self._far is not None:
+            self._anew = self._anew or anew
             return self._look_far(self._far)
         if not self._wanted or (stamp := self._stamp()) == self._seen:
             return None
@@ -196,8 +208,8 @@ class KeyWatch:
     def _look_far(self, vault: Fetcher) -> errors.RunError | None:
         vault.serve()  # never waits
         now = time.monotonic()
-        if not self._unanswered and now >= self._next:
-            self._next, self._unanswered = now + FAR_SECONDS, len(self._wanted)
+        if not self._unanswered and (self._anew or now >= self._next):
+            self._next, self._unanswered, self._anew = now + FAR_SECONDS, len(self._wanted), False
             for name, secret in self._wanted.items():
                 vault.ask(PROVIDERS_ID, secret, functools.partial(self._told, name))
         return self._over(self._gone)

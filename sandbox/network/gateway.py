@@ -90,12 +90,7 @@ class Gateway:
         self._count()
 
     def collect(self) -> None:
-        """Remove expired entries from the tables, and count the destinations of the others. Called every second.
-
-        Requests whose secret was taken away are cut.
-        """
-        if self.inject is not None:
-            self.inject.look()
+        """Remove expired entries from the tables, and count the destinations of the others. Called every second."""
         self._count()
 
     def _count(self) -> None:

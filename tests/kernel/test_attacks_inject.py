@@ -119,7 +119,8 @@ for number in range(1000):
 answer = [hostile, *(ask("GET", path)[0] for path in ("/hook?1", "/user?2", "/hook?3", "/user?4"))]
 """
     said, rows = run(world, code, grants(), cpu_ms=240000)
-    assert said == [said[0], 200, 200, 200, 403]
+    # The third request is under way while its secret is removed: it is cut, and no byte of its answer comes.
+    assert said == [said[0], 200, 200, 0, 403]
     assert said[0] > 900
     assert found["runsc processes"] >= 1
     assert found["runsc"] == found["gates"] == 0

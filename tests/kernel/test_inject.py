@@ -116,15 +116,20 @@ answer = {
 
 def test_stream_is_cut_when_its_secret_goes(world: InjectWorld, host: FakeHost) -> None:
     code = """
-lines, stream = 0, raw("GET", "/drip")
-while stream.readline():  # of 600; http.client ends a cut stream as it ends a whole one
-    lines += 1
-answer = [lines, ask("GET", "/user")[0]]
+size, stream = 0, raw("GET", "/drip")
+while line := stream.readline():  # of 600; http.client ends a cut stream as it ends a whole one
+    size += len(line)
+answer = [size, ask("GET", "/user")[0]]
 """
+
+    counted: list[int] = []
 
     def remove() -> None:
         live_runs.until(lambda: [one for one in host.seen if one["path"] == "/drip"])
         vault(world, "rm", "probe", "github")
+        # The command returns once the request has ended, so its row has every byte that passed.
+        rows = (row["kind"] for row in world.rows())
+        counted.extend(row["in_bytes"] for row in rows if row["type"] == "request_injected" and row["path"] == "/drip")
 
     removing = threading.Thread(target=remove)
     removing.start()
@@ -133,8 +138,9 @@ answer = [lines, ask("GET", "/user")[0]]
     finally:
         removing.join()
         vault(world, "put", "probe", "github", secret=SECRET + "\n")
-    lines, after = said
-    assert (2 < lines < 500, after) == (True, 403)
+    size, after = said
+    assert after == 403
+    assert size <= counted[0]
     (used,) = [row for row in rows if row["type"] == "request_injected" and row["path"] == "/drip"]
     assert (used["status"], used["whole"]) == (200, False)
     codes = [row["code"] for row in rows if row["type"] == "denied" and row["layer"] == "inject"]

@@ -17,7 +17,9 @@ from typing import Any
 
 import pytest
 
+from policy import errors
 from sandbox.rundir import registry
+from sandbox.shim import control_socket
 from tests.kernel import fake_provider, live_runs, revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.fake_provider import KEY, Provider
@@ -139,6 +141,9 @@ def test_key_that_is_removed_cuts_the_stream(served: World, provider: Provider) 
         vault(served, "put", "covenant-providers", "unrelated", secret="x\n")
         assert not provider.cut.wait(3)
         vault(served, "rm", "covenant-providers", "fake")
+        # The command returns once the run has ended: nothing of it listens, and no byte came to the agent after this.
+        with pytest.raises(errors.NoRunError):
+            control_socket.ask(one.directory, "state")
         assert provider.cut.wait(20)
         error = one.wait().error
         assert error is not None

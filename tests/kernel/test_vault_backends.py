@@ -339,7 +339,11 @@ def test_key_of_provider_that_goes_ends_the_run(
         server.stop()
         assert watch.look() is None  # nothing waits
         server.go_on()
+        monkeypatch.setattr(model_terms, "FAR_SECONDS", 3600.0)
+        live_runs.until(lambda: watch.look() is None and not watch.is_checking)
         vault.remove(PROVIDERS_ID, "watched", before=Log())
+        watch.look(anew=True)  # the removal is announced, long before the next look by the clock
+        assert watch.is_checking
         why = live_runs.until(watch.look)
     assert (type(why), "`p`" in why.message) == (errors.RunRevokedError, True)
 

@@ -127,11 +127,22 @@ def _keep(
 @_OPEN_BY
 @_JSON
 def rm(agent: str, name: str, passphrase_file: str | None, as_json: bool) -> None:
-    """Remove secret NAME of agent id AGENT, with its older versions; who asks next is refused."""
+    """Remove secret NAME of agent id AGENT, with its older versions; who asks next is refused.
+
+    Gates of live runs have stopped using it when this returns.
+    """
+    from sandbox.control import withdrawn_secrets
+
     config = vault_config()
     found = opened_vault(config, passphrase_file)
     entry = found.remove(agent, name, before=vault_log.writer(config, found.name))
+    unconfirmed = withdrawn_secrets.announce(config.state)
     _say_entry(as_json, "secret_removed", entry)
+    if unconfirmed:
+        raise errors.KeeperError(
+            f"the secret is removed, but runs did not confirm that they stopped using it: {', '.join(unconfirmed)}",
+            hint=f"covenant kill {unconfirmed[0]}, or wait: each run also checks every second",
+        )
 
 
 @vault.command("list", epilog=common.examples("covenant vault list", "covenant vault list librarian --json"))

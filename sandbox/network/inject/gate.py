@@ -44,6 +44,7 @@ class InjectTerms(Struct, frozen=True):
     ``ask`` looks a secret up, ``still`` asks whether it is there, ``told`` takes the row of each request, and ``trust``
     the certificate of the run's authority, before the agent begins. ``bundles`` are files of the authorities of real
     hosts; the run's own certificates last ``seconds``. ``watches`` are the vault's. ``hold`` asks an operator.
+    ``made`` is called with the ledger, whose secrets the caller checks (sandbox.control.withdrawn_secrets).
     """
 
     ask: AskSecret
@@ -54,6 +55,7 @@ class InjectTerms(Struct, frozen=True):
     trust: Callable[[bytes], None] = lambda pem: None
     watches: Mapping[int, Callable[[], errors.RunError | None]] = msgspec.field(default_factory=dict)
     hold: HeldRequestTerms | None = None
+    made: Callable[[InjectLedger], None] = lambda ledger: None
 
 
 class InjectGate(Struct, frozen=True):
@@ -72,10 +74,6 @@ class InjectGate(Struct, frozen=True):
         """
         self.process.ready()
         self.terms.trust(self.ledger.certificate())
-
-    def look(self) -> None:
-        """Cut the requests whose secret is not in the vault any more. Called every second."""
-        self.ledger.look()
 
     def end(self) -> None:
         """End it, and report what it had to say."""
@@ -103,6 +101,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     with contextlib.ExitStack() as stack:
         made = InjectLedger(wire.requests(plan), terms.ask, terms.told, terms.still, terms.hold)
         ledger = stack.enter_context(contextlib.closing(made))
+        terms.made(ledger)
         gate = gate_process.Gate(
             module=KIND.module,
             layer=LAYER,

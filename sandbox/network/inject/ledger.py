@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -71,8 +72,9 @@ class InjectLedger(GateRows):
         self._held = None if hold is None else HeldRequests(hold, injected, self._over)
         # Requests to send that had no lease: the gate tells their end too.
         self._unapproved: set[int] = set()
-        # The secrets about which the vault is being asked.
-        self._looking: set[tuple[str, str]] = set()
+        # The secrets about which the vault is being asked, with the number of questions, and the requests that are cut.
+        self._looking = Counter[tuple[str, str]]()
+        self._cut: set[int] = set()
         self._under_way: dict[int, Injected] = {}
         self._answers = True
         super().__init__(RowTerms("inject", "tells what it may not", wire.ROW_BYTES, _AT_ONCE, self._one))
@@ -91,17 +93,28 @@ class InjectLedger(GateRows):
             raise errors.GateError("the inject gate made no certificate")
         return message
 
-    def look(self) -> None:
-        """Ask whether the secrets of requests under way are still there, and cut those whose secret is not."""
-        for host, name in {(one.host, one.secret) for one in self._under_way.values()} - self._looking:
-            self._looking.add((host, name))
-            self._still(host, name, functools.partial(self._looked, host, name))
+    @property
+    def is_checking(self) -> bool:
+        """Whether an answer of the vault, or the end of a request that is cut, is still awaited."""
+        return self._looking.total() > 0 or bool(self._cut)
 
-    def _looked(self, host: str, name: str, is_there: bool) -> None:
-        self._looking.discard((host, name))
+    def look(self, *, anew: bool = False) -> None:
+        """Ask whether the secrets of requests under way are still there, and cut those whose secret is not.
+
+        ``anew``: an answer to an earlier question does not count.
+        """
+        for secret in {(one.host, one.secret) for one in self._under_way.values()}:
+            if anew or not self._looking[secret]:
+                self._looking[secret] += 1
+                self._still(*secret, functools.partial(self._looked, secret))
+
+    def _looked(self, secret: tuple[str, str], is_there: bool) -> None:
+        self._looking[secret] -= 1
         if not is_there:
             for number, one in self._under_way.items():
-                if (one.host, one.secret) == (host, name):
+                if (one.host, one.secret) == secret:
+                    # Again at each check until it ends: the gate may not have taken the secret yet.
+                    self._cut.add(number)
                     self._send(number, wire.TAKEN)
 
     def finish(self) -> None:
@@ -125,6 +138,7 @@ class InjectLedger(GateRows):
             if self._held is not None:
                 self._held.ended(number)
             begun = self._under_way.pop(number, None)
+            self._cut.discard(number)
             if begun is None:
                 return False
             self._told(Injected(begun.host, begun.secret, begun.method, begun.path, **row))

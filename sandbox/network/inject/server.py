@@ -20,6 +20,7 @@ import functools
 import json
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote_plus
@@ -39,6 +40,7 @@ from sandbox.network.inject.upstream import HEADER_BYTES, HostClient
 CONNECTIONS: Final = 192
 HANDSHAKE_SECONDS: Final = 30
 _TARGET_CHARACTERS: Final = 400
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 # A body in which placeholders are exchanged; a longer one is passed on as it is.
 EXCHANGED_BYTES: Final = 64 << 10
 _OPTIONS: Final[dict[str, Any]] = {
@@ -222,6 +224,9 @@ class InjectServer:
         """End a request whose secret or lease is gone. The host's connection ends with the agent's."""
         self.denied(target[:_TARGET_CHARACTERS], code)
         if one.transport is not None:
+            # The kernel would still send what the agent has not taken yet (socket(7)).
+            line = one.transport.get_extra_info("socket")
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             one.transport.abort()
 
     def _value(self, rule: InjectRule, headers: judge.Headers, secret: bytes) -> str:

@@ -108,6 +108,24 @@ def test_request_is_cut_when_its_secret_goes() -> None:
     gate.close()
 
 
+def test_check_lasts_until_the_cut_request_ends() -> None:
+    gate = Gate()
+    assert gate.say(**ASK)
+    gate.heard()
+    gate.ledger.look()
+    gate.ledger.look(anew=True)  # the answer to the first question may be older than the removal
+    gate.looks[0][2](True)
+    assert gate.ledger.is_checking
+    gate.looks[1][2](False)
+    gate.ledger.look()
+    gate.looks[2][2](False)
+    assert [gate.heard(), gate.heard()] == 2 * [(1, wire.TAKEN, b"")]  # again, for a gate that took the first too early
+    checking = [gate.ledger.is_checking]
+    assert gate.say(**END)
+    assert [*checking, gate.ledger.is_checking] == [True, False]
+    gate.close()
+
+
 def test_request_of_a_killed_gate_has_its_row() -> None:
     gate = Gate()
     assert gate.say(**ASK)
