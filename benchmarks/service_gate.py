@@ -8,9 +8,11 @@
     first    to the first byte of a stream, both ways
     nginx    aiohttp -> nginx as a proxy that does not buffer -> provider, where Debian's nginx is installed
     body     a streamed body of 64 MiB, each way
+    crowd    200 streams at once, each of 50 events in 5 s; what serves them is held to one processor
 
 One after the other and in turn, over connections that are kept. Namespaces of our own, as root. The provider is a
-process of aiohttp. Medians, and the medians of what the gate adds.
+process of aiohttp. Medians, and the medians of what the gate adds. In a crowd the gate's processes stand beside a proxy
+of aiohttp and one of nginx under the same hold: events that were lost, and how late the last event of a stream was.
 """
 
 from __future__ import annotations
@@ -67,6 +69,52 @@ http {{
 }}
 """
 _EVENTS = (64 << 20) // len(_EVENT)
+_STREAMS, _TURNS, _GAP_SECONDS = 200, 50, 0.1
+_PATH, _HEADERS = "/v1/chat/completions", {"Host": "models.covenant"}
+_BODY = {"model": "test-1", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def _hold(pid: int, processors: set[int]) -> None:
+    """Hold every thread of a process to these processors."""
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), processors)
+
+
+def _apart() -> tuple[set[int], set[int]]:
+    """Return one processor for what serves the crowd, and the others for its client and its provider."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    return {first}, set(others) or {first}
+
+
+def _forward(ready: Any, port: int) -> None:
+    """Pass requests on by aiohttp alone, and answers part by part."""
+
+    async def main() -> None:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+
+            async def answer(request: web.Request) -> web.StreamResponse:
+                url, body = f"http://127.0.0.1:{port}{request.path}", await request.read()
+                async with session.post(url, data=body, headers={"Content-Type": "application/json"}) as found:
+                    made = web.StreamResponse(status=found.status, headers={"Content-Type": found.content_type})
+                    await made.prepare(request)
+                    async for chunk in found.content.iter_any():
+                        await made.write(chunk)
+                    return made
+
+            await _listen(answer, ready)
+
+    asyncio.run(main())
+
+
+async def _listen(answer: Any, ready: Any) -> None:
+    app = web.Application()
+    app.router.add_post(_PATH, answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    made = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    await web.SockSite(runner, made, backlog=1024).start()
+    ready.put(made.getsockname()[1])
+    await asyncio.Event().wait()
 
 
 def _provide(ready: Any) -> None:
@@ -77,28 +125,54 @@ def _provide(ready: Any) -> None:
             return web.json_response({"choices": [{"message": {"content": "x"}}], "usage": usage})
         made = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await made.prepare(request)
+        if body.get("user") == "crowd":
+            begin = time.monotonic()
+            for number in range(_TURNS):
+                await asyncio.sleep(begin + number * _GAP_SECONDS - time.monotonic())
+                delta = {"content": f"{number} "}
+                event = json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode()
+                await made.write(b"data: " + event + b"\n\n")
         for _ in range(_EVENTS if body.get("user") == "all" else 1):
             await made.write(_EVENT)
         await made.write(b"data: [DONE]\n\n")
         return made
 
-    async def main() -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        made = socket.create_server(("127.0.0.1", 0))
-        await web.SockSite(runner, made).start()
-        ready.put(made.getsockname()[1])
-        await asyncio.Event().wait()
+    asyncio.run(_listen(answer, ready))
 
-    asyncio.run(main())
+
+async def _stream(session: aiohttp.ClientSession, url: str) -> tuple[int, float]:
+    """Read one stream. Returns how many events came in their order, and the seconds to the last of them."""
+    begin, said, last = time.perf_counter(), "", 0.0
+    async with session.post(url, json={**_BODY, "stream": True, "user": "crowd"}, headers=_HEADERS) as found:
+        if found.status != 200:
+            return 0, 0.0
+        async for line in found.content:
+            if line.startswith(b"data: {") and b"xxxx" not in line:
+                delta = json.loads(line[6:])["choices"][0]["delta"]
+                said, last = said + delta["content"], time.perf_counter() - begin
+    came = said.split()
+    return sum(one == str(number) for number, one in enumerate(came)), last
+
+
+async def _crowd(urls: dict[str, str]) -> dict[str, Any]:
+    """200 streams at once by each way, in turn."""
+    out: dict[str, Any] = {}
+    for name, url in urls.items():
+        timeout = aiohttp.ClientTimeout(total=120)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+            found = await asyncio.gather(*(_stream(session, url) for _ in range(_STREAMS)), return_exceptions=True)
+        whole = [one for one in found if isinstance(one, tuple)]
+        late = [last - (_TURNS - 1) * _GAP_SECONDS for count, last in whole if count == _TURNS]
+        out[f"crowd {name} streams"] = len(late)
+        out[f"crowd {name} events lost"] = _STREAMS * _TURNS - sum(count for count, _ in whole)
+        out[f"crowd {name} late s"] = round(statistics.median(late), 3) if late else None
+        out[f"crowd {name} latest s"] = round(max(late), 3) if late else None
+    return out
 
 
 async def _measure(urls: dict[str, str], count: int) -> dict[str, Any]:
     out: dict[str, list[float]] = {f"{name} {what}": [] for name in urls for what in ("answer", "first")}
-    body = {"model": "test-1", "messages": [{"role": "user", "content": "hi"}]}
-    headers = {"Host": "models.covenant"}
+    body, headers = _BODY, _HEADERS
     async with aiohttp.ClientSession() as session:
         for number in range(count + 20):
             for name, url in urls.items():
@@ -123,8 +197,8 @@ async def _measure(urls: dict[str, str], count: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _nginx(port: int) -> Iterator[dict[str, str]]:
-    """Run nginx before the provider of this port, and yield its base URL by its name; nothing without nginx."""
+def _nginx(port: int) -> Iterator[dict[str, tuple[int, str]]]:
+    """Run nginx before the provider of this port. Yields its process and its base URL by its name, if it is there."""
     if (program := shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")) is None:
         print("nginx is not installed: apt-get install nginx-light", file=sys.stderr)
         yield {}
@@ -137,7 +211,7 @@ def _nginx(port: int) -> Iterator[dict[str, str]]:
         with subprocess.Popen([program, *words], stdin=subprocess.DEVNULL) as server:
             try:
                 _await_port(own, server)
-                yield {"nginx": f"http://127.0.0.1:{own}"}
+                yield {"nginx": (server.pid, f"http://127.0.0.1:{own}")}
             finally:
                 server.terminate()
 
@@ -153,25 +227,41 @@ def _await_port(port: int, server: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"nginx does not answer: status {server.poll()}")
 
 
+def _started(target: Any, *words: Any) -> tuple[Any, int]:
+    """Start a process that listens. Returns it with its port."""
+    ready: Any = multiprocessing.Queue()
+    process = multiprocessing.Process(target=target, args=(ready, *words), daemon=True)
+    process.start()
+    return process, ready.get()
+
+
 def main() -> None:
     """Measure and print one JSON document."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 300
-    ready: Any = multiprocessing.Queue()
-    provider = multiprocessing.Process(target=_provide, args=(ready,), daemon=True)
-    provider.start()
-    port = ready.get()
+    provider, port = _started(_provide)
+    forward, at = _started(_forward, port)
     with gated_models.opened(_TEXT.format(port=port)) as gated, _nginx(port) as more:
-        path = "/v1/chat/completions"
-        urls = {name: f"{url}{path}" for name, url in {"direct": f"http://127.0.0.1:{port}", **more}.items()}
+        beside = {"aiohttp": (forward.pid, f"http://127.0.0.1:{at}"), **more}
+        urls = {name: f"{url}{_PATH}" for name, (_, url) in beside.items()}
+        urls = {"direct": f"http://127.0.0.1:{port}{_PATH}", **urls}
+        own = {"gate": f"http://192.0.0.1{_PATH}"}
         direct = asyncio.run(_measure(urls, count))
-        through = netns.within(gated.agent, lambda: asyncio.run(_measure({"gate": f"http://192.0.0.1{path}"}, count)))
-    provider.terminate()
+        through = netns.within(gated.agent, lambda: asyncio.run(_measure(own, count)))
+        one, others = _apart()
+        for pid in (*(each.pid for each in gated.gate.processes), *(pid for pid, _ in beside.values())):
+            _hold(pid, one)
+        for pid in (os.getpid(), provider.pid):
+            _hold(pid, others)
+        crowd = asyncio.run(_crowd(urls))
+        crowd |= netns.within(gated.agent, lambda: asyncio.run(_crowd(own)))
+    for process in (provider, forward):
+        process.terminate()
     found = {**direct, **through}
     added = {
         f"added {what} ms": round(found[f"gate {what}"] - found[f"direct {what}"], 3) for what in ("answer", "first")
     }
     shares = {f"gate / {name} MB/s": round(found["gate MB/s"] / found[f"{name} MB/s"], 3) for name in urls}
-    print(json.dumps({**found, **added, **shares}, indent=1))
+    print(json.dumps({**found, **added, **shares, **crowd}, indent=1))
 
 
 if __name__ == "__main__":
