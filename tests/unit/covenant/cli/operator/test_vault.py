@@ -17,6 +17,8 @@ from sandbox import doctor
 from sandbox.audit.log import Ledger
 from sandbox.vault import embedded
 from tests import cli_kit
+from tests.unit.sandbox.control.test_revocation import live
+from tests.unit.sandbox.control.test_withdrawn_secrets import served
 from tests.unit.sandbox.vault.test_embedded import CHEAP
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
@@ -89,6 +91,21 @@ def test_verbs_and_what_they_leave_in_log(home: Path) -> None:
     assert "planted" not in everything
     for path in home.rglob("*"):
         assert not path.is_file() or b"planted" not in path.read_bytes(), path
+
+
+def test_rm_names_run_that_does_not_confirm(home: Path) -> None:
+    cli_kit.done("vault", "init")
+    put("probe", "db", "planted")
+    runs = home / "supervisor" / "runs"
+    runs.mkdir(mode=0o700)
+    with live(runs, "older", ()) as path, served(path, {}):
+        error = cli_kit.refused("keeper_silent", "vault", "rm", "probe", "db")
+    assert "the secret is removed, but" in error.message
+    assert "older" in error.message
+    assert (error.hint or "").startswith("covenant kill older")
+    assert cli_kit.document("vault", "list")["secrets"] == []
+    put("probe", "db", "planted")
+    assert cli_kit.document("vault", "rm", "probe", "db")["kind"] == "secret_removed"  # once the run is gone
 
 
 def test_secret_by_descriptor(home: Path) -> None:
