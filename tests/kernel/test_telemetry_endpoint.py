@@ -15,6 +15,7 @@ import pytest
 
 from policy import errors
 from tests.kernel import fake_collector
+from tests.kernel.test_credentials import covenant
 from tests.kernel.world import HEAD, ROOT, SLOWNESS, TAIL, World
 
 PAGE = (ROOT / "docs" / "export.md").read_text().partition("## An agent's own telemetry")[2]
@@ -111,6 +112,10 @@ def test_exporter_without_a_network_reaches_the_collector(world: World, place: P
     assert "forged" not in str(made.seen)
     assert str(made.seen).count("kept") == 2
     _judge_rows([row["kind"] for row in world.rows()], run_id)
+    summed = json.loads(covenant(world, "models", "usage", "asker", "--json").stdout)["telemetry"]
+    assert [(one["signal"], one["requests"], one["records"]) for one in summed] == [("metrics", 1, 1), ("traces", 1, 2)]
+    shown = covenant(world, "models", "usage", "asker").stdout.decode()
+    assert "asker  telemetry traces  1 requests, 2 records, 0 rejected, " in shown
 
 
 def _judge_rows(rows: list[dict[str, Any]], run_id: str) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 _COUNTED = ("requests", "input_tokens", "output_tokens", "credits")
 _COUNTED_WEB = ("requests", "results", "bytes", "credits")
+_COUNTED_TELEMETRY = ("requests", "records", "rejected", "bytes")
 
 
 @click.group()
@@ -91,11 +92,12 @@ def test(provider: str, as_json: bool) -> int:
 @click.argument("agent", required=False)
 @_JSON
 def usage(agent: str | None, as_json: bool) -> None:
-    """Sum the requests to models, the searches and the pages of each agent, by the supervisor's log."""
+    """Sum the requests to models, searches, pages and telemetry of each agent, by the supervisor's log."""
     asked = _sums("model_asked", ("agent_id", "provider", "model"), _COUNTED, agent)
     web = _sums("web_asked", ("agent_id", "service", "target"), _COUNTED_WEB, agent)
+    telemetry = _sums("telemetry_relayed", ("agent_id", "signal"), _COUNTED_TELEMETRY, agent)
     if as_json:
-        common.say(json.dumps({"kind": "model_usage", "usage": asked, "web": web}))
+        common.say(json.dumps({"kind": "model_usage", "usage": asked, "web": web, "telemetry": telemetry}))
         return
     for row in asked:
         counts = f"{row['requests']} requests, {row['input_tokens']} tokens in, {row['output_tokens']} out"
@@ -106,8 +108,11 @@ def usage(agent: str | None, as_json: bool) -> None:
         what = f"{row['results']} results" if row["service"] == "search" else f"{row['bytes']} bytes"
         counts = f"{row['requests']} requests, {what}, {row['credits']} credits"
         common.say(common.visible(f"{row['agent_id']}  {row['service']} {row['target']}  {counts}"))
-    if not asked and not web:
-        common.say("no request to a model, search or page is in the log")
+    for row in telemetry:
+        counts = f"{row['requests']} requests, {row['records']} records, {row['rejected']} rejected"
+        common.say(common.visible(f"{row['agent_id']}  telemetry {row['signal']}  {counts}, {row['bytes']} bytes"))
+    if not asked and not web and not telemetry:
+        common.say("no request to a model, search, page or collector is in the log")
 
 
 @models.command("import", epilog=common.examples("covenant models import > providers.toml"))
