@@ -7,10 +7,6 @@ and npm install them without any script of theirs being run, and they are loaded
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,7 @@ from typing import Any
 import pytest
 
 from scripts import ollama_server
-from tests.kernel import fake_provider
+from tests.kernel import fake_provider, installed_packages
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.test_credentials import vault
 from tests.kernel.world import World
@@ -232,14 +228,8 @@ def provider() -> Iterator[Provider]:
 
 @pytest.fixture(scope="module")
 def installed() -> Iterator[Path]:
-    """The SDKs in a directory in which only root can write: what a grant asks for. pip runs no code of a wheel."""
-    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
-        os.chmod(made, 0o755)
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
-        command = [*pip, "--disable-pip-version-check", "--root-user-action", "ignore", "--target", f"{made}/wheels"]
-        subprocess.run([*command, "--requirement", str(WHEELS)], check=True, timeout=300)
-        subprocess.run(["chmod", "-R", "go-w", made], check=True, timeout=60)
-        yield Path(made) / "wheels"
+    with installed_packages.wheels(WHEELS) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -344,16 +334,8 @@ def test_ollama_client_sees_server_and_gate_alike(world: World, installed: Path,
 
 @pytest.fixture(scope="module")
 def modules() -> Iterator[Path]:
-    """The SDKs of node by a lock with digests, in a directory in which only root can write."""
-    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
-        os.chmod(made, 0o755)
-        lock = json.loads(MODULES.read_text())
-        (Path(made) / "package-lock.json").write_text(json.dumps(lock))
-        (Path(made) / "package.json").write_text(json.dumps(lock["packages"][""]))
-        npm = ["npm", "ci", "--ignore-scripts", "--omit=optional", "--omit=peer", "--no-audit", "--no-fund"]
-        subprocess.run([*npm, "--silent", "--prefix", made], check=True, timeout=300)
-        subprocess.run(["chmod", "-R", "go-w", made], check=True, timeout=60)
-        yield Path(made)
+    with installed_packages.modules(MODULES) as made:
+        yield made
 
 
 def test_node_sdks_work_without_key(world: World, modules: Path, provider: Provider) -> None:
