@@ -132,7 +132,8 @@ def _with_descriptors(sock: socket.socket, size: int, fds: list[int]) -> bytes:
 
 def _set_timeout(sock: socket.socket, until: float | None) -> None:
     if until is None:
-        sock.settimeout(None)
+        if sock.gettimeout() is not None:
+            sock.settimeout(None)
         return
     left = until - time.monotonic()
     if left <= 0:

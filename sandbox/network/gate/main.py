@@ -13,9 +13,10 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from sandbox import unix_wire
 from sandbox.kernel import libc
 from sandbox.kernel.proc import privdrop
 from sandbox.rate_limit import Tokens
@@ -55,6 +56,19 @@ class GateInput:
             )
         )
         os.write(self.reports, READY)
+
+    def answer(self, read: Callable[[bytes], bytes], *, max_bytes: int) -> NoReturn:
+        """Seal this process and answer the frames of the descriptor `line`: the life of a sealed reader."""
+        with socket.socket(fileno=self.fds["line"]) as line:
+            # Once, for the filter has no ioctl. A wait without a limit does not set the socket's timeout again.
+            line.setblocking(True)
+            self.seal()
+            try:
+                while (message := unix_wire.receive(line, max_bytes=max_bytes, until=None)) is not None:
+                    line.sendall(unix_wire.framed(read(message)))
+            except unix_wire.FrameError as e:
+                sys.exit(f"the gate sends no request: {e}")
+        sys.exit("the gate is gone")
 
     def reached(self, target: str, connections: int, carried: int) -> bool:
         """Report a destination with the connections and bytes since the last report. Returns whether it was sent."""

@@ -34,7 +34,7 @@ from sandbox.network.service.limits import CreditLimit, ModelLimits, price
 from sandbox.network.service.relay import AnswerRelay
 from sandbox.network.service.shapes import ModelCall, RefusedError, Shape
 from sandbox.network.service.telemetry import wire as telemetry_wire
-from sandbox.network.service.telemetry.line import ReaderLine
+from sandbox.network.service.telemetry.line import TelemetryReader
 from sandbox.network.service.telemetry.server import NAME as TELEMETRY_NAME
 from sandbox.network.service.telemetry.server import TelemetryEndpoint
 from sandbox.network.service.tools import NAME as TOOLS_NAME
@@ -110,7 +110,8 @@ class ServiceServer:
         """The endpoint of telemetry. The collector is the connector's last provider."""
         peer, plan = gate.plan.get("collector"), gate.plan.get("telemetry") or {}
         collector = None if peer is None else ProviderClient(connector, ProviderPeer(number, **peer))
-        reader = ReaderLine(gate.fds["telemetry"]) if "telemetry" in gate.fds else None
+        line = gate.fds.get("telemetry")
+        reader = None if line is None else TelemetryReader(socket.socket(fileno=line))
         body = functools.partial(whole_body, keep=telemetry_wire.BODY_BYTES)
         return TelemetryEndpoint(plan, reader, collector, self._book, body)
 

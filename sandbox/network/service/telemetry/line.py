@@ -1,11 +1,11 @@
-"""The gate's end of the line to the reader of telemetry: one request at a time."""
+"""The gate's requests to the sealed reader of telemetry."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from typing import Final, NamedTuple
 
+from sandbox.network.gate.sealed_reader import SealedReader
 from sandbox.network.service.shapes import RefusedError
 from sandbox.network.service.telemetry import wire
 
@@ -20,14 +20,17 @@ class Read(NamedTuple):
     body: bytes
 
 
-class ReaderLine:
-    """Asks the reader. After a request that takes too long there is no other."""
+class TelemetryReader:
+    """Asks the reader of telemetry."""
 
-    def __init__(self, fd: int) -> None:
-        self._socket = socket.socket(fileno=fd)
-        self._socket.setblocking(False)
-        self._turn = asyncio.Lock()
-        self._stuck = False
+    def __init__(self, line: socket.socket) -> None:
+        self._reader = SealedReader(
+            line,
+            name="telemetry",
+            request="request",
+            max_bytes=wire.OUTCOME_BYTES,
+            timeout_seconds=_READ_SECONDS,
+        )
 
     async def stamped(self, signal: str, body: bytes, *, is_json: bool, is_gzip: bool) -> Read:
         """Return a request with the run's attributes.
@@ -53,31 +56,11 @@ class ReaderLine:
     async def _asked(
         self, order: int, signal: str, body: bytes, *, is_json: bool, is_gzip: bool
     ) -> tuple[int, int, int, bytes]:
-        head = wire.ORDER.pack(order, wire.SIGNALS.index(signal), is_json, is_gzip, len(body))
-        async with self._turn:
-            if self._stuck:
-                raise RefusedError(503, "provider_failed", "the reader of telemetry is stuck for the rest of the run")
-            self._stuck = True
-            try:
-                async with asyncio.timeout(_READ_SECONDS):
-                    found = await self._exchange(asyncio.get_running_loop(), head + body)
-            except TimeoutError as e:
-                raise RefusedError(503, "provider_failed", "the request takes too long to read") from e
-            self._stuck = False
-            return found
-
-    async def _exchange(self, loop: asyncio.AbstractEventLoop, order: bytes) -> tuple[int, int, int, bytes]:
-        await loop.sock_sendall(self._socket, order)
-        outcome, first, second, length = wire.OUTCOME.unpack(await self._exactly(loop, wire.OUTCOME.size))
-        if length > wire.MOST_OUT:
-            raise SystemExit("the reader sends more than a request")
-        return outcome, first, second, await self._exactly(loop, length)
-
-    async def _exactly(self, loop: asyncio.AbstractEventLoop, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            part = await loop.sock_recv(self._socket, length - len(data))
-            if not part:
-                raise SystemExit("the reader is gone")
-            data += part
-        return bytes(data)
+        head = wire.ORDER.pack(order, wire.SIGNALS.index(signal), is_json, is_gzip)
+        try:
+            found = await self._reader.ask(head + body)
+        except TimeoutError as e:
+            raise RefusedError(503, "provider_failed", str(e)) from e
+        if len(found) < wire.OUTCOME.size:
+            raise SystemExit("the reader of telemetry sends no outcome")
+        return (*wire.OUTCOME.unpack_from(found), found[wire.OUTCOME.size :])

@@ -6,7 +6,6 @@ The messages are those of sandbox.network.service.telemetry.wire.
 from __future__ import annotations
 
 import gzip
-import socket
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -16,30 +15,28 @@ from sandbox.network.service.telemetry import records, wire
 
 def serve(gate: GateInput) -> NoReturn:
     """The reader's life."""
-    line = socket.socket(fileno=gate.fds["line"])
-    line.setblocking(True)
     stamp = {str(key): str(value) for key, value in gate.plan["stamp"].items()}
     _warm(stamp)
-    gate.seal()
-    while head := _exactly(line, wire.ORDER.size):
-        order, signal, is_json, is_gzip, length = wire.ORDER.unpack(head)
-        if length > wire.BODY_BYTES or signal >= len(wire.SIGNALS):
-            break
-        line.sendall(done(order, wire.SIGNALS[signal], _exactly(line, length), stamp, is_json=is_json, is_gzip=is_gzip))
-    raise SystemExit("the service gate is gone, or sent more than a request")
+    gate.answer(lambda message: _answer(message, stamp), max_bytes=wire.ORDER_BYTES)
+
+
+def _answer(message: bytes, stamp: Mapping[str, str]) -> bytes:
+    order, signal, is_json, is_gzip = wire.ORDER.unpack_from(message)
+    body = message[wire.ORDER.size :]
+    return done(order, wire.SIGNALS[signal], body, stamp, is_json=is_json, is_gzip=is_gzip)
 
 
 def done(order: int, signal: str, body: bytes, stamp: Mapping[str, str], *, is_json: bool, is_gzip: bool) -> bytes:
     """Do what the gate asks for. Returns the outcome's head and bytes."""
     if order == wire.ANSWER:
         rejected, answered = records.answer(signal, body, is_json=is_json)
-        return wire.OUTCOME.pack(wire.DONE, min(rejected, 2**32 - 1), 0, len(answered)) + answered
+        return wire.OUTCOME.pack(wire.DONE, min(rejected, 2**32 - 1), 0) + answered
     try:
         made = records.stamped(signal, body, stamp, is_json=is_json, is_gzip=is_gzip)
     except records.MalformedTelemetryError as e:
         message = str(e).encode("utf-8", "replace")
-        return wire.OUTCOME.pack(wire.LARGE if e.large else wire.MALFORMED, 0, 0, len(message)) + message
-    return wire.OUTCOME.pack(wire.DONE, made.records, made.size, len(made.body)) + made.body
+        return wire.OUTCOME.pack(wire.LARGE if e.large else wire.MALFORMED, 0, 0) + message
+    return wire.OUTCOME.pack(wire.DONE, made.records, made.size) + made.body
 
 
 def _warm(stamp: Mapping[str, str]) -> None:
@@ -52,13 +49,3 @@ def _warm(stamp: Mapping[str, str]) -> None:
             done(wire.STAMP, signal, body, stamp, is_json=True, is_gzip=False)
             done(wire.STAMP, signal, gzip.compress(body), stamp, is_json=False, is_gzip=True)
             done(wire.ANSWER, signal, b"\x0a\x02\x08\x01", stamp, is_json=True, is_gzip=False)
-
-
-def _exactly(line: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = line.recv(min(length - len(data), 1 << 16))
-        if not part:
-            return b""
-        data += part
-    return bytes(data)

@@ -26,7 +26,7 @@ from sandbox.network.service.book import Book
 from sandbox.network.service.limits import MINUTE, ModelLimits
 from sandbox.network.service.shapes import RefusedError
 from sandbox.network.service.telemetry import wire
-from sandbox.network.service.telemetry.line import ReaderLine
+from sandbox.network.service.telemetry.line import TelemetryReader
 from sandbox.network.service.upstream import ProviderClient
 
 NAME: Final = "telemetry.covenant"
@@ -60,7 +60,7 @@ class TelemetryEndpoint:
     def __init__(
         self,
         plan: Mapping[str, Any],
-        reader: ReaderLine | None,
+        reader: TelemetryReader | None,
         collector: ProviderClient | None,
         book: Book,
         body: Callable[[web.BaseRequest], Awaitable[bytes]],

@@ -1,4 +1,4 @@
-"""Messages between the service gate and the reader of telemetry, each a head and bytes.
+"""Messages between the service gate and the sealed reader of telemetry, each a frame of a head and bytes.
 
 gate -> reader    what to do, the signal, whether it is JSON, whether it is packed; and a body
 reader -> gate    the outcome, two counts (records and bytes, or those rejected and 0); and a body, or why it is refused
@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-ORDER: Final = struct.Struct("!BB??I")
-OUTCOME: Final = struct.Struct("!BIII")
+ORDER: Final = struct.Struct("!BB??")
+OUTCOME: Final = struct.Struct("!BII")
 STAMP, ANSWER = 0, 1
 DONE, MALFORMED, LARGE = 0, 1, 2
 SIGNALS: Final = ("logs", "metrics", "traces")
@@ -18,3 +18,6 @@ SIGNALS: Final = ("logs", "metrics", "traces")
 BODY_BYTES: Final = 4 << 20
 # The same with the attributes of the run on each resource.
 MOST_OUT: Final = 2 * BODY_BYTES
+# Both messages whole.
+ORDER_BYTES: Final = ORDER.size + BODY_BYTES
+OUTCOME_BYTES: Final = OUTCOME.size + MOST_OUT

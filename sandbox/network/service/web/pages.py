@@ -20,6 +20,7 @@ import yarl
 from aiohttp.client_proto import ResponseHandler
 from msgspec import Struct
 
+from sandbox.network.gate.sealed_reader import SealedReader
 from sandbox.network.service import connector_wire
 from sandbox.network.service.shapes import RefusedError
 from sandbox.network.service.upstream import Connector
@@ -173,14 +174,12 @@ def _escaped(text: str) -> str:
 
 
 class PageReader:
-    """The line to the reader's process: one page at a time. After a page that takes too long there is no other."""
+    """Asks the sealed reader of pages."""
 
     def __init__(self, line: socket.socket) -> None:
-        self._socket = line
-        self._socket.setblocking(False)
-        self._turn = asyncio.Lock()
-        self._stuck = False
-        self._reading: asyncio.Task[bytes] | None = None
+        self._reader = SealedReader(
+            line, name="pages", request="page", max_bytes=reader.TEXT_BYTES, timeout_seconds=_READ_SECONDS
+        )
 
     async def text(self, page: bytes) -> bytes:
         """Return the text of an HTML page.
@@ -188,42 +187,10 @@ class PageReader:
         Raises:
             RefusedError: the reader does not answer in time.
         """
-        await self._turn.acquire()
-        # INVARIANT: an exchange that has begun goes on if its asker leaves. Otherwise the rest of its answer would be
-        # taken for that of the next page.
-        self._reading = asyncio.get_running_loop().create_task(self._read(page))
-        return await asyncio.shield(self._reading)
-
-    async def _read(self, page: bytes) -> bytes:
         try:
-            if self._stuck:
-                raise RefusedError(503, "provider_failed", "the reader of pages is stuck for the rest of the run")
-            self._stuck = True
-            try:
-                async with asyncio.timeout(_READ_SECONDS):
-                    found = await self._exchange(asyncio.get_running_loop(), page)
-            except TimeoutError as e:
-                raise RefusedError(503, "provider_failed", "the page takes too long to read") from e
-            self._stuck = False
-            return found
-        finally:
-            self._turn.release()
-
-    async def _exchange(self, loop: asyncio.AbstractEventLoop, page: bytes) -> bytes:
-        await loop.sock_sendall(self._socket, reader.LENGTH.pack(len(page)) + page)
-        (length,) = reader.LENGTH.unpack(await self._exactly(loop, reader.LENGTH.size))
-        if length > reader.TEXT_BYTES:
-            raise SystemExit("the reader sends more than a text")
-        return await self._exactly(loop, length)
-
-    async def _exactly(self, loop: asyncio.AbstractEventLoop, length: int) -> bytes:
-        data = bytearray()
-        while len(data) < length:
-            part = await loop.sock_recv(self._socket, length - len(data))
-            if not part:
-                raise SystemExit("the reader is gone")
-            data += part
-        return bytes(data)
+            return await self._reader.ask(page)
+        except TimeoutError as e:
+            raise RefusedError(503, "provider_failed", str(e)) from e
 
 
 Moved = Callable[[str], bool]

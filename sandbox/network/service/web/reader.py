@@ -1,19 +1,16 @@
 """Turn HTML into text, in a process without rights, network, files and keys: pages are hostile, the parser is in C.
 
-Each message is four bytes of length and the bytes: a page one way, its text the other.
+Each message is a frame: a page one way, its text the other.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
 from typing import Final, NoReturn
 
 from selectolax.lexbor import LexborHTMLParser
 
 from sandbox.network.gate.main import GateInput
 
-LENGTH: Final = struct.Struct("!I")
 PAGE_BYTES: Final = 2 << 20
 TEXT_BYTES: Final = 1 << 20
 # Elements whose content no reader of a page sees as its text.
@@ -27,27 +24,8 @@ _INLINE: Final = [
 
 def serve(gate: GateInput) -> NoReturn:
     """The reader's life."""
-    line = socket.socket(fileno=gate.fds["line"])
-    line.setblocking(True)
     text(b"<title>a</title><p>b</p>")
-    gate.seal()
-    while head := _exactly(line, LENGTH.size):
-        (length,) = LENGTH.unpack(head)
-        if length > PAGE_BYTES:
-            break
-        found = text(_exactly(line, length))
-        line.sendall(LENGTH.pack(len(found)) + found)
-    raise SystemExit("the service gate is gone, or sent more than a page")
-
-
-def _exactly(line: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:
-        part = line.recv(min(length - len(data), 1 << 16))
-        if not part:
-            return b""
-        data += part
-    return bytes(data)
+    gate.answer(text, max_bytes=PAGE_BYTES)
 
 
 def text(page: bytes) -> bytes:
