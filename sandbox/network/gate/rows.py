@@ -1,14 +1,24 @@
-"""The supervisor's end of a line on which a gate sends messages: read a bounded number at a time, and what is left."""
+"""The supervisor's end of a line on which a gate sends messages: read a bounded number at a time, and what is left.
+
+A message that is a row is one JSON object with exactly the fields of its kind (``read_row``).
+"""
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from msgspec import Struct
 
 from policy import errors
+
+# Numbers that a counter can hold.
+_MOST: Final = 1 << 48
+
+# The kinds of rows, each with the names and types of its fields besides ``kind``.
+RowShapes = Mapping[str, Mapping[str, type]]
 
 
 class RowTerms(Struct, frozen=True):
@@ -72,3 +82,19 @@ class GateRows:
                 return
             if not message or not self._terms.take(message):
                 return
+
+
+def read_row(message: bytes, shapes: RowShapes) -> dict[str, Any] | None:
+    """Return a row of one of these shapes, with its ``kind``. None for any other message."""
+    try:
+        row = json.loads(message)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict):
+        return None
+    shape = shapes.get(str(row.get("kind")))
+    if shape is None or set(row) != {"kind", *shape}:
+        return None
+    if any(type(row[name]) is not kind for name, kind in shape.items()):
+        return None
+    return row if all(0 <= row[name] < _MOST for name, kind in shape.items() if kind is int) else None

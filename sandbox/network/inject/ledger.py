@@ -7,32 +7,33 @@ policy grants, and no other; each request reads the vault, so that a rotation or
 from __future__ import annotations
 
 import functools
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 
 from policy import errors
 from policy.grants.credentials import InjectSet
-from sandbox.network.gate.rows import GateRows, RowTerms
+from sandbox.network.gate.rows import GateRows, RowShapes, RowTerms, read_row
 from sandbox.network.inject import wire
 from sandbox.network.inject.holds import HeldRequests, HeldRequestTerms
 
 _AT_ONCE: Final = 64
-# An honest gate has no more under way (server.CONNECTIONS), and numbers that a counter can hold.
+# An honest gate has no more under way (server.CONNECTIONS).
 _UNDER_WAY: Final = 1024
-_MOST: Final = 1 << 48
 _ASKED: Final = {"number": int, "host": str, "method": str, "path": str, "digest": str}
-_HELD: Final = {**_ASKED, "arguments": str}
-_ENDED: Final = {
-    "number": int,
-    "status": int,
-    "out_bytes": int,
-    "in_bytes": int,
-    "whole": bool,
-    "duration_ms": int,
+_SHAPES: Final[RowShapes] = {
+    "asked": _ASKED,
+    "held": {**_ASKED, "arguments": str},
+    "ended": {
+        "number": int,
+        "status": int,
+        "out_bytes": int,
+        "in_bytes": int,
+        "whole": bool,
+        "duration_ms": int,
+    },
 }
 
 
@@ -125,7 +126,7 @@ class InjectLedger(GateRows):
             self._told(self._under_way.pop(next(iter(self._under_way))))
 
     def _one(self, message: bytes) -> bool:
-        row = _row(message)
+        row = read_row(message, _SHAPES)
         if row is None:
             return False
         kind, number = row.pop("kind"), row.pop("number")
@@ -183,17 +184,3 @@ class InjectLedger(GateRows):
         except OSError:
             # The gate is gone, or takes no answers: the request waits, and gets none.
             return
-
-
-def _row(message: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(message)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    shape: dict[str, type] | None = {"held": _HELD, "asked": _ASKED, "ended": _ENDED}.get(str(row.get("kind")))
-    if shape is None or set(row) != {"kind", *shape}:
-        return None
-    fine = all(type(row[name]) is kind for name, kind in shape.items())
-    return row if fine and all(0 <= row[name] < _MOST for name, kind in shape.items() if kind is int) else None

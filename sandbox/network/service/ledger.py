@@ -6,45 +6,21 @@ ended has its row too, with what is known of it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from policy.grants.services import ServiceSet, WebSet
-from sandbox.network.gate.rows import GateRows, RowTerms
+from sandbox.network.gate.rows import GateRows, RowShapes, RowTerms, read_row
 from sandbox.network.service.a2a import messages
 
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 MESSAGE_BYTES: Final = 2048
 _AT_ONCE: Final = 64
-# An honest gate has no more under way (server.AT_ONCE), and numbers that a counter can hold.
+# An honest gate has no more under way (server.AT_ONCE).
 _UNDER_WAY: Final = 1024
-_MOST: Final = 1 << 48
-_BEGUN: Final = {"number": int, "provider": str, "model": str, "path": str, "stream": bool, "input_tokens": int}
-_ENDED: Final = {
-    "number": int,
-    "provider": str,
-    "status": int,
-    "input_tokens": int,
-    "output_tokens": int,
-    "counted": bool,
-    "whole": bool,
-    "duration_ms": int,
-}
-
-_SHAPES: Final[Mapping[str, Mapping[str, type]]] = {
-    "begun": _BEGUN,
-    "ended": _ENDED,
-    "web_begun": {"number": int, "service": str, "target": str},
-    "agent_begun": {"number": int, "peer": str, "method": str, "request_sha256": str},
-    "agent_ended": {"number": int, "status": int, "bytes": int, "duration_ms": int},
-    "telemetry_begun": {"number": int, "signal": str, "records": int, "bytes": int},
-    "telemetry_ended": {"number": int, "status": int, "rejected": int, "duration_ms": int},
-    "web_ended": {"number": int, "status": int, "results": int, "bytes": int, "duration_ms": int},
-}
 
 
 class Asked(Struct, frozen=True):
@@ -100,6 +76,29 @@ Row = Asked | WebAsked | AgentAsked | TelemetryRelayed
 Told = Callable[[Row], None]
 
 
+def _begins(row: type[Row]) -> dict[str, type]:
+    """The fields that are known when a request begins: those without a default."""
+    return {"number": int} | {field.name: field.type for field in structs.fields(row) if field.required}
+
+
+def _ends(row: type[Row]) -> dict[str, type]:
+    """The fields that are known when it has ended."""
+    return {"number": int} | {field.name: field.type for field in structs.fields(row) if not field.required}
+
+
+_SHAPES: Final[RowShapes] = {
+    # A model's tokens are guessed at first, and its provider is said twice.
+    "begun": {**_begins(Asked), "input_tokens": int},
+    "ended": {**_ends(Asked), "provider": str},
+    "web_begun": _begins(WebAsked),
+    "web_ended": _ends(WebAsked),
+    "agent_begun": _begins(AgentAsked),
+    "agent_ended": _ends(AgentAsked),
+    "telemetry_begun": _begins(TelemetryRelayed),
+    "telemetry_ended": _ends(TelemetryRelayed),
+}
+
+
 class ModelLedger(GateRows):
     """Serves one gate. ``plan`` is the ``services`` part of gates.json."""
 
@@ -127,7 +126,7 @@ class ModelLedger(GateRows):
             self._told(self._under_way.pop(next(iter(self._under_way))))
 
     def _one(self, message: bytes) -> bool:
-        row = _row(message)
+        row = read_row(message, _SHAPES)
         if row is None:
             return False
         kind, number = row.pop("kind"), row.pop("number")
@@ -170,17 +169,3 @@ class ModelLedger(GateRows):
 
     def _telemetry_begun(self, row: dict[str, Any]) -> TelemetryRelayed | None:
         return TelemetryRelayed(**row) if row["signal"] in self._signals else None
-
-
-def _row(message: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(message)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(row, dict):
-        return None
-    shape = _SHAPES.get(str(row.get("kind")))
-    if shape is None or set(row) != {"kind", *shape}:
-        return None
-    fine = all(type(row[name]) is kind for name, kind in shape.items())
-    return row if fine and all(0 <= row[name] < _MOST for name, kind in shape.items() if kind is int) else None
