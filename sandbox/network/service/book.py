@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Any
 
 from msgspec import Struct
 
@@ -15,32 +16,11 @@ from sandbox.network.service.shapes import ModelCall
 
 
 class RequestEntry(Struct):
-    """One request under way."""
-
-    number: int
-    provider: str
-    begun: float
-
-
-class WebEntry(Struct):
-    """One search or page under way."""
+    """One request under way. ``provider`` is that of a model."""
 
     number: int
     begun: float
-
-
-class AgentEntry(Struct):
-    """One call to another agent under way."""
-
-    number: int
-    begun: float
-
-
-class TelemetryEntry(Struct):
-    """One request of the agent's own telemetry under way."""
-
-    number: int
-    begun: float
+    provider: str = ""
 
 
 class Book:
@@ -54,70 +34,57 @@ class Book:
 
     def begin(self, call: ModelCall, provider: str, input_tokens: int) -> RequestEntry:
         """Tell that a request is about to be passed on. ``input_tokens`` are guessed."""
-        self._next += 1
-        self._rows.send(
-            {
-                "kind": "begun",
-                "number": self._next,
-                "provider": provider,
-                "model": call.model,
-                "path": call.path,
-                "stream": call.stream,
-                "input_tokens": input_tokens,
-            }
+        return self._begin(
+            "begun",
+            provider=provider,
+            model=call.model,
+            path=call.path,
+            stream=call.stream,
+            input_tokens=input_tokens,
         )
-        return RequestEntry(self._next, provider, time.monotonic())
 
     def end(self, entry: RequestEntry, status: int, inward: int, outward: int, *, counted: bool, whole: bool) -> None:
         """Tell how a request ended. ``counted``: the tokens are the provider's own numbers."""
-        self._rows.send(
-            {
-                "kind": "ended",
-                "number": entry.number,
-                "provider": entry.provider,
-                "status": status,
-                "input_tokens": inward,
-                "output_tokens": outward,
-                "counted": counted,
-                "whole": whole,
-                "duration_ms": int((time.monotonic() - entry.begun) * 1000),
-            }
+        self._end(
+            "ended",
+            entry,
+            provider=entry.provider,
+            status=status,
+            input_tokens=inward,
+            output_tokens=outward,
+            counted=counted,
+            whole=whole,
         )
 
-    def begin_web(self, service: str, target: str) -> WebEntry:
+    def begin_web(self, service: str, target: str) -> RequestEntry:
         """Tell that a provider of searches is about to be asked, or a host for a page."""
-        self._next += 1
-        self._rows.send({"kind": "web_begun", "number": self._next, "service": service, "target": target})
-        return WebEntry(self._next, time.monotonic())
+        return self._begin("web_begun", service=service, target=target)
 
-    def end_web(self, entry: WebEntry, status: int, results: int, size: int) -> None:
+    def end_web(self, entry: RequestEntry, status: int, results: int, size: int) -> None:
         """Tell how it ended: ``size`` bytes of an answer, with so many results."""
-        duration = int((time.monotonic() - entry.begun) * 1000)
-        row = {"kind": "web_ended", "number": entry.number, "status": status, "results": results, "bytes": size}
-        self._rows.send({**row, "duration_ms": duration})
+        self._end("web_ended", entry, status=status, results=results, bytes=size)
 
-    def begin_agent(self, peer: str, method: str, digest: str) -> AgentEntry:
+    def begin_agent(self, peer: str, method: str, digest: str) -> RequestEntry:
         """Tell that another agent is about to be asked. ``digest`` is that of the call."""
-        self._next += 1
-        row = {"kind": "agent_begun", "number": self._next, "peer": peer, "method": method, "request_sha256": digest}
-        self._rows.send(row)
-        return AgentEntry(self._next, time.monotonic())
+        return self._begin("agent_begun", peer=peer, method=method, request_sha256=digest)
 
-    def end_agent(self, entry: AgentEntry, status: int, size: int) -> None:
+    def end_agent(self, entry: RequestEntry, status: int, size: int) -> None:
         """Tell how it ended: ``size`` bytes of an answer."""
-        duration = int((time.monotonic() - entry.begun) * 1000)
-        row = {"kind": "agent_ended", "number": entry.number, "status": status, "bytes": size}
-        self._rows.send({**row, "duration_ms": duration})
+        self._end("agent_ended", entry, status=status, bytes=size)
 
-    def begin_telemetry(self, signal: str, records: int, size: int) -> TelemetryEntry:
+    def begin_telemetry(self, signal: str, records: int, size: int) -> RequestEntry:
         """Tell that telemetry is about to go to the collector: records, and bytes as the agent made them, unpacked."""
-        self._next += 1
-        row = {"kind": "telemetry_begun", "number": self._next, "signal": signal, "records": records, "bytes": size}
-        self._rows.send(row)
-        return TelemetryEntry(self._next, time.monotonic())
+        return self._begin("telemetry_begun", signal=signal, records=records, bytes=size)
 
-    def end_telemetry(self, entry: TelemetryEntry, status: int, rejected: int) -> None:
+    def end_telemetry(self, entry: RequestEntry, status: int, rejected: int) -> None:
         """Tell how it ended: the collector's status, 0 for none, and the records that it rejected."""
-        duration = int((time.monotonic() - entry.begun) * 1000)
-        row = {"kind": "telemetry_ended", "number": entry.number, "status": status, "rejected": rejected}
-        self._rows.send({**row, "duration_ms": duration})
+        self._end("telemetry_ended", entry, status=status, rejected=rejected)
+
+    def _begin(self, kind: str, **fields: Any) -> RequestEntry:
+        self._next += 1
+        self._rows.send({"kind": kind, "number": self._next, **fields})
+        return RequestEntry(self._next, time.monotonic(), fields.get("provider", ""))
+
+    def _end(self, kind: str, entry: RequestEntry, **fields: Any) -> None:
+        duration_ms = int((time.monotonic() - entry.begun) * 1000)
+        self._rows.send({"kind": kind, "number": entry.number, **fields, "duration_ms": duration_ms})
