@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives import serialization  # noqa: E402
 
 from sandbox.kernel.net import netns  # noqa: E402
 from sandbox.network import addresses, namespaces  # noqa: E402
+from sandbox.network.gate.process import OpenGate  # noqa: E402
 from sandbox.network.ssh import gate  # noqa: E402
 from tests import ssh_kit  # noqa: E402
 
@@ -97,7 +98,7 @@ def _read(line: socket.socket, size: int) -> bytes:
     return found
 
 
-def _serve(opened: gate.SshGate) -> None:
+def _serve(opened: OpenGate) -> None:
     poll = select.poll()
     for fd in opened.watches:
         poll.register(fd, select.POLLIN)

@@ -31,6 +31,7 @@ from sandbox.network import addresses, base_rules, namespaces, resolvers, rulese
 from sandbox.network.dns import gate as dns_gate
 from sandbox.network.forwarded import ForwardedFlows
 from sandbox.network.gate import prefork
+from sandbox.network.gate import process as gate_process
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.gate.proxy import ProxyTerms
 from sandbox.network.inject import gate as inject_gate
@@ -42,7 +43,6 @@ from sandbox.network.service import gate as service_gate
 from sandbox.network.ssh import gate as ssh_gate
 from sandbox.network.tls import gate as tls_gate
 
-_Gate = dns_gate.DnsGate | tls_gate.TlsGate | tls_gate.ProxyConnector | publish_gate.PublishGate | ssh_gate.SshGate
 # Expired entries are left to the kernel where there are no more.
 _FEW = base_rules.MAX_CONNECTIONS // 2
 Watches = Mapping[int, Callable[[], errors.RunError | None]]
@@ -56,7 +56,7 @@ class Gateway:
     _make: Callable[[Gateway], None]
     place: addresses.Uplink = field(init=False)
     watches: dict[int, Callable[[], errors.RunError | None]] = field(default_factory=dict)
-    gates: Sequence[_Gate] = ()
+    gates: Sequence[gate_process.OpenGate] = ()
     remembered: conntrack.Remembered = field(init=False)
     services: service_gate.ServiceGate | None = None
     inject: inject_gate.InjectGate | None = None
@@ -276,13 +276,13 @@ def _gates(
     reads: tuple[Sequence[str], int] | None,
     desk: LeaseDesk | None,
     proxy: ProxyTerms | None,
-) -> list[_Gate]:
+) -> list[gate_process.OpenGate]:
     """Both gates, as far as the policy needs them; started, and perhaps not ready. ``given`` is what both are given.
 
     ``reads`` are the hosts whose requests are read, and the line to the gate that does.
     """
     plan = artefacts.json("gates.json")
-    gates: list[_Gate] = []
+    gates: list[gate_process.OpenGate] = []
     tells: socket.socket | None = None
     names: socket.socket | None = None
     with contextlib.ExitStack() as ours:

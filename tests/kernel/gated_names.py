@@ -28,6 +28,7 @@ from policy import denials
 from policy.compile.artefacts import Artefacts
 from sandbox.network import addresses
 from sandbox.network.dns import gate as dns_gate
+from sandbox.network.gate import process as gate_process
 from tests.kernel.scripted_resolver import Resolver, serving
 from tests.kernel.three_namespaces import Namespaces
 
@@ -43,7 +44,7 @@ class Gated:
     spaces: Namespaces
     resolver: Resolver
     sets: Mapping[str, list[str]]
-    gate: dns_gate.DnsGate
+    gate: gate_process.OpenGate
     denied: list[denials.Denial] = field(default_factory=list)
     error: Exception | None = None
     ended: threading.Event = field(default_factory=threading.Event)

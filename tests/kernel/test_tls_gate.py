@@ -22,6 +22,7 @@ import pytest
 from policy import denials
 from policy.compile.artefacts import Artefacts
 from policy.compile.network.firewall import GATE_UID, TLS_PORT
+from sandbox.network.gate import process as gate_process
 from sandbox.network.gate import told_names
 from sandbox.network.tls import gate as tls_gate
 from sandbox.network.tls import server
@@ -52,7 +53,7 @@ class World:
     def __init__(self, spaces: Namespaces, certificates: Certificates, servers: dict[int, Server]) -> None:
         self.spaces, self.certificates, self.servers = spaces, certificates, servers
         self.denied: list[denials.Denial] = []
-        self.gate: tls_gate.TlsGate | None = None
+        self.gate: gate_process.OpenGate | None = None
         # The DNS gate's end of its line to this gate.
         self.tells, self.names = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.names.setblocking(False)

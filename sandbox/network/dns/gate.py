@@ -8,8 +8,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from policy import denials, errors
 from policy.grants.sets import addresses as grants
 from sandbox.kernel.net import nft_sets
@@ -36,13 +34,6 @@ _BACKLOG = 64
 _DESCRIPTORS = 512
 
 
-class DnsGate(Struct, frozen=True):
-    """An open gate. ``watches`` belong into the run's exchange; ``process`` has its pid and when it is ready."""
-
-    process: gate_process.GateProcess
-    watches: Mapping[int, Callable[[], errors.RunError | None]]
-
-
 @contextlib.contextmanager
 def open(  # noqa: A001 - the module's verb: gate.open(...)
     plan: Mapping[str, Any],
@@ -55,7 +46,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     by_proxy: Sequence[str] = (),
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
-) -> Iterator[DnsGate]:
+) -> Iterator[gate_process.OpenGate]:
     """Serve the ``dns`` part of gates.json while the block lasts.
 
     ``inside`` runs a call in the gateway's namespace, where the ruleset must be already, and returns its value.
@@ -104,7 +95,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 serves.started()
         except OSError as e:
             raise errors.KernelError(f"cannot open the DNS gate: {os.strerror(e.errno or 0)}") from e
-        yield DnsGate(process, {**process.watches(denied), serves.fileno(): serves.serve})
+        yield gate_process.OpenGate(process, {**process.watches(denied), serves.fileno(): serves.serve})
 
 
 def _spans(ranges: Sequence[Mapping[str, str]]) -> list[tuple[int, int]]:

@@ -105,6 +105,13 @@ class Gate(Struct, frozen=True):
         return f"start the {self.layer} gate as uid {self.uid}"
 
 
+class OpenGate(Struct, frozen=True):
+    """A process of an open gate. ``watches`` belong into the run's exchange."""
+
+    process: GateProcess
+    watches: Mapping[int, Callable[[], errors.RunError | None]]
+
+
 class GateProcess:
     """A started gate, made by ``start``. The caller still owns the descriptors in ``Gate.fds``, and may close them."""
 

@@ -88,13 +88,6 @@ class Listening:
             counts.close()
 
 
-class PublishGate(Struct, frozen=True):
-    """A process of an open gate. ``watches`` belong into the run's exchange."""
-
-    process: gate_process.GateProcess
-    watches: Mapping[int, Callable[[], errors.RunError | None]]
-
-
 @contextlib.contextmanager
 def open(  # noqa: A001 - the module's verb: gate.open(...)
     listening: Listening,
@@ -103,7 +96,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     denied: Callable[[denials.Denial], None],
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
-) -> Iterator[tuple[PublishGate, ...]]:
+) -> Iterator[tuple[gate_process.OpenGate, ...]]:
     """Carry the connections of these places while the block lasts.
 
     ``inside`` runs a call in the gateway's namespace and returns its value. Does not wait until the gate is ready.
@@ -145,4 +138,4 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 **common,
             )
             processes = [stack.enter_context(gate_process.start(one)) for one in (begins, gate)]
-        yield tuple(PublishGate(one, one.watches(denied)) for one in processes)
+        yield tuple(gate_process.OpenGate(one, one.watches(denied)) for one in processes)

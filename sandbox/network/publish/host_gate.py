@@ -48,7 +48,7 @@ class HostGate:
     """An open gate. Its processes have watches that belong into the run's exchange."""
 
     def __init__(self, ports: Sequence[int], terms: HostTerms) -> None:
-        self.processes: tuple[publish_gate.PublishGate, ...] = ()
+        self.processes: tuple[gate_process.OpenGate, ...] = ()
         self._ports, self._terms = ports, terms
         self._counts: Counts | None
         self.fd, self._counts = Counts.create(len(ports))
@@ -124,5 +124,5 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
                 **common,
             )
             started = [stack.enter_context(gate_process.start(one)) for one in (connector, gate)]
-        made.processes = tuple(publish_gate.PublishGate(one, one.watches(denied)) for one in started)
+        made.processes = tuple(gate_process.OpenGate(one, one.watches(denied)) for one in started)
         yield made

@@ -51,13 +51,6 @@ class SshAgentTerms(Struct, frozen=True):
     watches: Mapping[int, Callable[[], errors.RunError | None]] = msgspec.field(default_factory=dict)
 
 
-class SshGate(Struct, frozen=True):
-    """An open gate. ``watches`` belong into the run's exchange."""
-
-    process: gate_process.GateProcess
-    watches: Mapping[int, Callable[[], errors.RunError | None]]
-
-
 @contextlib.contextmanager
 def open(  # noqa: A001 - the module's verb: gate.open(...)
     plan: Mapping[str, Any],
@@ -67,7 +60,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     denied: Callable[[denials.Denial], None],
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
-) -> Iterator[SshGate]:
+) -> Iterator[gate_process.OpenGate]:
     """Serve the ``ssh`` part of gates.json while the block lasts. Does not wait until the gate is ready.
 
     Raises:
@@ -95,4 +88,4 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             )
             process = stack.enter_context(gate_process.start(gate))
         desk.started()
-        yield SshGate(process, {**terms.watches, desk.fileno(): desk.serve, **process.watches(denied)})
+        yield gate_process.OpenGate(process, {**terms.watches, desk.fileno(): desk.serve, **process.watches(denied)})

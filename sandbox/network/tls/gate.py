@@ -8,8 +8,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from msgspec import Struct
-
 from policy import denials, errors
 from sandbox.kernel.net import netns
 from sandbox.kernel.proc.spawn import PATIENCE, Patience
@@ -50,20 +48,6 @@ CONNECTOR = prefork.Kind("sandbox.network.tls.connector", own_network=False)
 _BACKLOG = 1024
 
 
-class TlsGate(Struct, frozen=True):
-    """An open gate. ``watches`` belong into the run's exchange; ``process`` has its pid and when it is ready."""
-
-    process: gate_process.GateProcess
-    watches: Mapping[int, Callable[[], errors.RunError | None]]
-
-
-class ProxyConnector(Struct, frozen=True):
-    """The connector of an open gate, in the supervisor's namespace."""
-
-    process: gate_process.GateProcess
-    watches: Mapping[int, Callable[[], errors.RunError | None]]
-
-
 @contextlib.contextmanager
 def open(  # noqa: A001 - the module's verb: gate.open(...)
     plan: Mapping[str, Any],
@@ -78,7 +62,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
     way: int | None = None,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
-) -> Iterator[TlsGate]:
+) -> Iterator[gate_process.OpenGate]:
     """Serve the ``tls`` part of gates.json while the block lasts.
 
     ``inside`` runs a call in the gateway's namespace and returns its value. ``reached`` is told the destinations of
@@ -129,7 +113,7 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
             if leases is not None:
                 leases.started()
         watches = process.watches(denied, reached=reached)
-        yield TlsGate(process, watches if leases is None else {**watches, leases.fileno(): leases.serve})
+        yield gate_process.OpenGate(process, watches if leases is None else {**watches, leases.fileno(): leases.serve})
 
 
 @contextlib.contextmanager
@@ -141,7 +125,7 @@ def by_proxy(
     names: int | None = None,
     join_files: Sequence[str] = (),
     patience: Patience = PATIENCE,
-) -> Iterator[tuple[ProxyConnector, socket.socket]]:
+) -> Iterator[tuple[gate_process.OpenGate, socket.socket]]:
     """The connector of the operator's proxy for the ``tls`` part of gates.json, and the gate's end of its line.
 
     ``names`` is the end of a line on which the DNS gate tells the addresses of names.
@@ -172,7 +156,7 @@ def by_proxy(
         )
         process = stack.enter_context(gate_process.start(gate))
         far.close()
-        yield ProxyConnector(process, process.watches(denied)), near
+        yield gate_process.OpenGate(process, process.watches(denied)), near
 
 
 def _listeners(port: int) -> list[socket.socket]:
