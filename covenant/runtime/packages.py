@@ -30,8 +30,7 @@ MOST_ENTRIES: Final = 262_144
 MOST_REFUSED: Final = 256
 # The most packages with the same id that each of their errors names.
 _MOST_NAMED: Final = 4
-# The maximum size of a manifest (sandbox.broker.package_lookup).
-MANIFEST_BYTES: Final = 256 * 1024
+MANIFEST_BYTES: Final = package.LISTED_MANIFEST_BYTES
 
 _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a fifo in place of a file must not block.

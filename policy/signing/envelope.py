@@ -23,11 +23,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Struct
 
+from policy import package
 from policy.signing import strict_json
 
 IN_TOTO_PAYLOAD_TYPE = "application/vnd.in-toto+json"
 
-MAX_BYTES = 8 * 1024 * 1024
+MAX_BYTES = package.MAX_ENVELOPE_BYTES
 MAX_SIGNATURES = 16
 SIGNATURE_BYTES = 64
 KEY_BYTES = 32

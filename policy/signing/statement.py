@@ -20,7 +20,8 @@ STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 # INVARIANT: a change of the predicate's meaning is a new version here, never another reading of this one.
 PREDICATE_TYPE = "https://covenant.invalid/agent-package/v1"
 
-MAX_BYTES = 6 * 1024 * 1024
+# In base64 it is within the envelope.
+MAX_BYTES = package.MAX_ENVELOPE_BYTES * 3 // 4
 MAX_TIME_MS = 2**53 - 1
 DAY_MS = 24 * 60 * 60 * 1000
 DEFAULT_LIFETIME_MS = 90 * DAY_MS

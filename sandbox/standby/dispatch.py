@@ -35,8 +35,6 @@ from sandbox.run_result import RunResult
 from sandbox.rundir import label, registry
 
 _PREFIX = "standby-"
-# A result of 4 MiB whose every character is an escape, with stderr and denials.
-_MAX_BYTES = 32 << 20
 # An instance that is asked answers within a few milliseconds; one that does not is left alone.
 _TAKE_SECONDS = 5.0
 # After a run has ended in the instance, or was asked to: until its clean-up is done.
@@ -314,7 +312,7 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     seconds = connection.gettimeout()
     until = time.monotonic() + (seconds or _END_SECONDS)
     try:
-        document = json.loads(unix_wire.receive(connection, max_bytes=_MAX_BYTES, until=until) or b"")
+        document = json.loads(unix_wire.receive(connection, max_bytes=unix_wire.ANSWER_BYTES, until=until) or b"")
         connection.settimeout(seconds)
     except (OSError, ValueError, RecursionError) as e:
         raise PeerGoneError from e

@@ -26,7 +26,6 @@ _APPROVAL = click.option(
     "--approval", "file", type=click.Path(path_type=Path), metavar="FILE", help="An operator's approval of the changes."
 )
 _HEX: Final = frozenset("0123456789abcdef")
-_APPROVAL_BYTES: Final = 16_384
 
 
 @click.group()
@@ -205,10 +204,12 @@ def _checked(digest: str | None) -> str:
 def _approval(file: Path | None) -> str:
     if file is None:
         return ""
+    from policy.signing import approval
+
     try:
         with file.open("rb") as stream:
-            raw = stream.read(_APPROVAL_BYTES + 1)
-        if len(raw) > _APPROVAL_BYTES or not raw:
+            raw = stream.read(approval.MAX_BYTES + 1)
+        if len(raw) > approval.MAX_BYTES or not raw:
             raise errors.UsageError(f"`{file}` is no approval", hint="covenant workspace approve RUN --out FILE")
         return raw.decode("ascii")
     except (OSError, UnicodeDecodeError) as e:

@@ -6,7 +6,8 @@ import contextlib
 import socket
 from typing import Final
 
-_MESSAGE_BYTES: Final = 288
+# Of one message: a number, and a name of at most 253 bytes.
+MESSAGE_BYTES: Final = 288
 _AT_ONCE: Final = 64
 
 
@@ -61,7 +62,7 @@ class LeasedNames:
         """Read what the supervisor has said."""
         for _ in range(_AT_ONCE if self._line is not None else 0):
             try:
-                data = self._line.recv(_MESSAGE_BYTES) if self._line is not None else b""
+                data = self._line.recv(MESSAGE_BYTES) if self._line is not None else b""
             except OSError:
                 return
             if not data:

@@ -13,9 +13,8 @@ from policy import errors
 from policy.leases.book import Lease
 from sandbox.network.gate.lease_desk import LeaseDesk
 from sandbox.network.gate.rows import GateRows, RowTerms
+from sandbox.network.tls.leased_names import MESSAGE_BYTES
 
-# A name has at most 253.
-MESSAGE_BYTES: Final = 288
 _AT_ONCE: Final = 64
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, Self
 import pydantic
 
 from policy import base58, errors, json_bounds
-from policy.signing import lease, strict_json
+from policy.signing import approval, lease, strict_json
 from policy.signing.statement import AGENT_ID_PATTERN
 from sandbox import unix_wire
 
@@ -251,7 +251,7 @@ class Wait(ServiceRequest):
 
 WorkspacePath = Annotated[str, pydantic.Field(min_length=1, max_length=4096)]
 # Of approvals: an envelope of policy.signing.approval, as text.
-_APPROVAL_CHARACTERS: Final = 16_384
+_APPROVAL_CHARACTERS: Final = approval.MAX_BYTES
 
 
 class WorkspaceRequest(ServiceRequest):

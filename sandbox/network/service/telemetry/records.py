@@ -38,7 +38,6 @@ RESOURCES: Final = 1024
 KEY_CHARACTERS: Final = 256
 # Levels of lists and objects in one another, as protobuf's own reader of binary messages has them.
 _DEPTH: Final = 100
-_ANSWER_BYTES: Final = 64 * 1024
 _KEY_VALUE: Final = "opentelemetry.proto.common.v1.KeyValue"
 # In JSON these are hexadecimal (OTLP, "JSON Protobuf Encoding"), where protobuf's own JSON has base64.
 _IDS: Final = frozenset({"traceId", "spanId", "parentSpanId"})
@@ -134,7 +133,7 @@ def answer(signal: str, body: bytes, *, is_json: bool) -> tuple[int, bytes]:
     """
     found, read = SIGNALS[signal], SIGNALS[signal].response()
     try:
-        read.ParseFromString(body[:_ANSWER_BYTES])
+        read.ParseFromString(body[: wire.ANSWER_BYTES])
     except DecodeError:
         read = found.response()
     rejected = max(0, getattr(read.partial_success, found.rejected))

@@ -43,7 +43,6 @@ _PATH: Final = re.compile(r"/v1/(traces|metrics|logs)")
 # Statuses after which OTLP has a client come again.
 _LATER: Final = frozenset({429, 502, 503, 504})
 _REFUSED: Final = frozenset({400, 413, 422})
-_ANSWER_BYTES: Final = 64 * 1024
 
 
 class TelemetryRequest(NamedTuple):
@@ -165,7 +164,7 @@ class TelemetryEndpoint:
         """Return the collector's status, the seconds that it asks for, and its answer. Status 0: there is none."""
         try:
             async with asyncio.timeout(_SECONDS):
-                return await collector.post_telemetry(f"/v1/{signal}", body, _ANSWER_BYTES)
+                return await collector.post_telemetry(f"/v1/{signal}", body, wire.ANSWER_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return 0, _PAUSE, b""
 

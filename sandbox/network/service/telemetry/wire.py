@@ -16,7 +16,9 @@ DONE, MALFORMED, LARGE = 0, 1, 2
 SIGNALS: Final = ("logs", "metrics", "traces")
 # A body as the agent made it, packed or not.
 BODY_BYTES: Final = 4 << 20
-# The same with the attributes of the run on each resource.
+# A collector's answer.
+ANSWER_BYTES: Final = 64 * 1024
+# A body with the attributes of the run on each resource.
 MOST_OUT: Final = 2 * BODY_BYTES
 # Both messages whole.
 ORDER_BYTES: Final = ORDER.size + BODY_BYTES
