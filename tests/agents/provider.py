@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from typing import Final
 
+from tests import loopback_server
 from tests.agents import place, sessions
 from tests.agents.fake import model
 from tests.kernel import serving
@@ -19,13 +18,11 @@ KEY: Final = "sk-operator-0123456789abcdef"
 _SHOWN: Final = ("authorization", "x-api-key", "x-goog-api-key")
 
 
-class Provider(ThreadingHTTPServer):
+class Provider(loopback_server.LoopbackServer):
     """Answers as the model beside an agent does, and keeps each path with the keys that were shown there."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.asked: list[tuple[str, tuple[str, ...]]] = []
 
 
@@ -43,15 +40,9 @@ class _Handler(model.Handler):
 def scripted(kind: str, command: str) -> Iterator[Provider]:
     """A provider `scripted` of this kind in the home of the agents, which asks for ``command``."""
     model.COMMAND = command
-    with Provider() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            _declare(kind, f"http://127.0.0.1:{server.server_port}{'/v1' if 'openai' in kind else ''}")
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    with loopback_server.serving(Provider()) as server:
+        _declare(kind, f"http://127.0.0.1:{server.server_port}{'/v1' if 'openai' in kind else ''}")
+        yield server
 
 
 def _declare(kind: str, endpoint: str) -> None:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import http.server
 import json
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +20,7 @@ from covenant.handlers.server import Server
 from covenant.wire import parts, requests, responses
 from policy import errors
 from policy.audit_log import note
-from tests import browser_kit, console_kit, tui_data
+from tests import browser_kit, console_kit, loopback_server, tui_data
 from tests.browser_kit import Page
 from tests.console_kit import ASKED, HOSTILE, INTENT, PAGES, PICTURES, RUN, TASK, Console
 
@@ -559,7 +557,9 @@ def _elsewhere(body: str) -> Iterator[tuple[str, list[str]]]:
     """A page of another port. Yields its origin, and the cookies of what was asked there."""
     asked: list[str] = []
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Handler(loopback_server.QuietHandler):
+        protocol_version = "HTTP/1.0"
+
         def do_GET(self) -> None:
             if self.path != "/favicon.ico":
                 asked.append(self.headers.get("Cookie", ""))
@@ -568,15 +568,5 @@ def _elsewhere(body: str) -> Iterator[tuple[str, list[str]]]:
             self.end_headers()
             self.wfile.write(body.encode())
 
-        def log_message(self, *arguments: Any) -> None:
-            """Print nothing."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(10)
+    with loopback_server.serving(loopback_server.LoopbackServer(Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}", asked

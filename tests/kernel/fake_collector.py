@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +10,8 @@ from opentelemetry.proto.collector.logs.v1 import logs_service_pb2
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
+from tests import loopback_server
+
 _MESSAGES: dict[str, tuple[Any, Any]] = {
     "/v1/traces": (trace_service_pb2.ExportTraceServiceRequest, trace_service_pb2.ExportTraceServiceResponse),
     "/v1/metrics": (metrics_service_pb2.ExportMetricsServiceRequest, metrics_service_pb2.ExportMetricsServiceResponse),
@@ -19,14 +19,11 @@ _MESSAGES: dict[str, tuple[Any, Any]] = {
 }
 
 
-class Collector(http.server.ThreadingHTTPServer):
+class Collector(loopback_server.LoopbackServer):
     """``seen`` are the paths and requests, ``headers`` those of the last. ``answers`` come first, one each."""
 
-    daemon_threads = True
-    request_queue_size = 64
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.seen: list[tuple[str, Any]] = []
         self.headers: dict[str, str] = {}
         self.answers: list[tuple[int, dict[str, str], bytes]] = []
@@ -48,12 +45,8 @@ class Collector(http.server.ThreadingHTTPServer):
         return found
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(loopback_server.QuietHandler):
     server: Collector
-
-    def log_message(self, *words: object) -> None:
-        """Say nothing."""
 
     def do_POST(self) -> None:
         """Record the request and answer it."""
@@ -76,11 +69,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[Collector]:
     """A collector while the block lasts."""
-    with Collector() as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield made
-        finally:
-            made.shutdown()
-            thread.join()
+    with loopback_server.serving(Collector()) as made:
+        yield made

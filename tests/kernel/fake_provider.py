@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import threading
 import time
@@ -10,24 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
+from tests import loopback_server
+
 KEY: Final = "sk-planted-0123456789abcdef"
 
 
-class Provider(http.server.ThreadingHTTPServer):
+class Provider(loopback_server.LoopbackServer):
     """Speaks chat completions and messages; ``gap_seconds`` lie between the parts of a stream."""
 
-    daemon_threads = True
-    request_queue_size = 512
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.seen: list[dict[str, Any]] = []
         self.status, self.gap_seconds, self.parts = 200, 0.0, 3
         self.more: dict[str, str] = {}
         self.cut = threading.Event()
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a client that leaves is part of a test."""
 
     @property
     def url(self) -> str:
@@ -35,12 +30,8 @@ class Provider(http.server.ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/v1"
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(loopback_server.QuietHandler):
     server: Provider
-
-    def log_message(self, *words: object) -> None:
-        """Say nothing."""
 
     def do_GET(self) -> None:
         """Answer as for POST."""
@@ -111,11 +102,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 @contextmanager
 def serving() -> Iterator[Provider]:
     """A provider while the block lasts."""
-    with Provider() as made:
-        thread = threading.Thread(target=made.serve_forever, name="provider")
-        thread.start()
-        try:
-            yield made
-        finally:
-            made.shutdown()
-            thread.join()
+    with loopback_server.serving(Provider()) as made:
+        yield made

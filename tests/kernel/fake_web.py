@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.server
 import json
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
+from tests import loopback_server
 from tests.kernel.tls_servers import Certificates
 
 KEY: Final = "bs-planted-0123456789abcdef"
@@ -23,17 +22,11 @@ PAGE: Final = (
 )
 
 
-class Web(http.server.ThreadingHTTPServer):
+class Web(loopback_server.LoopbackServer):
     """One server, at ``listener`` or a port of the loopback; ``seen`` has path, query and headers of each request."""
 
-    daemon_threads = True
-
     def __init__(self, listener: socket.socket | None = None) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler, bind_and_activate=listener is None)
-        if listener is not None:
-            self.socket.close()
-            self.socket = listener
-            self.server_name, self.server_port = listener.getsockname()[:2]
+        super().__init__(_Handler, listener)
         self.seen: list[dict[str, Any]] = []
         self.status = 200
         self.body: bytes | None = None
@@ -45,16 +38,9 @@ class Web(http.server.ThreadingHTTPServer):
         """Host and port."""
         return f"127.0.0.1:{self.server_port}"
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: a client that leaves is part of a test."""
 
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(loopback_server.QuietHandler):
     server: Web
-
-    def log_message(self, *words: object) -> None:
-        """Say nothing."""
 
     def do_GET(self) -> None:
         """Answer a search, or a page."""
@@ -172,18 +158,13 @@ def _searxng(query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
 @contextmanager
 def serving(*names: str, listener: socket.socket | None = None) -> Iterator[tuple[Web, Path]]:
     """A server while the block lasts, by https where it has names; with the file of its certificate."""
-    with tempfile.TemporaryDirectory(prefix="covenant-test-") as folder, Web(listener) as made:
-        certificates = Certificates(Path(folder), *(names or ("unused.example",)))
+    with tempfile.TemporaryDirectory(prefix="covenant-test-") as folder:
+        certificates, made = Certificates(Path(folder), *(names or ("unused.example",))), Web(listener)
         if names:
             context = certificates.server()
             made.socket = context.wrap_socket(made.socket, server_side=True, do_handshake_on_connect=False)
-        thread = threading.Thread(target=made.serve_forever, name="web")
-        thread.start()
-        try:
+        with loopback_server.serving(made):
             yield made, certificates.path
-        finally:
-            made.shutdown()
-            thread.join()
 
 
 def unused_port() -> int:
