@@ -10,6 +10,9 @@ import pytest
 
 from sandbox import config
 from sandbox.host import erofs_roots, facts
+from tests.kernel import fake_provider, internet
+from tests.kernel.fake_provider import Provider
+from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.world import World
 
 
@@ -56,3 +59,25 @@ def world(tmp_path: Path, warm: Path) -> Iterator[World]:
     made = World(tmp_path, warm=warm)
     yield made
     assert leftovers(made) == []
+
+
+@pytest.fixture(scope="module")
+def net() -> Iterator[Internet]:
+    """An internet in namespaces of its own."""
+    with internet.made() as made:
+        yield made
+
+
+@pytest.fixture
+def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
+    """A world whose runs reach that internet, and leave nothing there."""
+    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
+    yield world
+    assert net.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    """A provider of models on the loopback of the host."""
+    with fake_provider.serving() as made:
+        yield made

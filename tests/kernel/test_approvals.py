@@ -38,13 +38,6 @@ GRANTS = (
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    """An internet of this module's own."""
-    with internet.made() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
     """A world whose operator is there to be asked."""
     made = NetworkedWorld(tmp_path_factory.mktemp("approvals"), warm=warm)

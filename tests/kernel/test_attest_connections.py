@@ -47,12 +47,6 @@ UNGRANTED = ends("192.0.0.2", 40000, "9.9.9.9", 9999)
 GRANTED = ends("192.0.0.2", 40001, "9.9.9.9", 123)
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
 @contextlib.contextmanager
 def running(
     tmp_path: Path, warm: Path, net: Internet, code: str, files: dict[str, str] | None = None

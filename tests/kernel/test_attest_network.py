@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 from policy import errors
 from sandbox.attest import network as attest_network
 from sandbox.kernel.net import dump, netlink, netns
@@ -31,12 +29,6 @@ from tests.kernel.live_runs import Live, live
 GRANTS = internet.entries(
     ("93.184.216.34", "[80]", "tcp"), ("2606:4700::1111", "[80]", "tcp"), ("api.example.com", "[443]", "tls"),
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 @dataclass(frozen=True)

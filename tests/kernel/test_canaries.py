@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +93,6 @@ def test_sandbox_wider_than_its_policy_runs_nothing(world: World, monkeypatch: p
         assert not self_tests(world)[-1][0]
     # The control: the strict policy in its own sandbox.
     assert world.run_code(GOOD, filesystem="read-only-package").error is None
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 def test_with_network_connection_and_name_are_tried(

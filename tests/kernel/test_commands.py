@@ -73,12 +73,6 @@ def listed(path):
 
 
 @pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
     base = tmp_path_factory.mktemp("commands")
     world = internet.configured(NetworkedWorld(base, warm=warm), net)

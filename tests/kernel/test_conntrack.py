@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,11 @@ import pytest
 from policy.connections import Connection
 from sandbox.kernel.net import conntrack
 from sandbox.kernel.net import netns as spaces
-from tests.kernel import internet
 from tests.kernel.internet import Internet
 from tests.kernel.open_gateway import Opened
 from tests.unit.policy.compile import sample
 
 ENTRIES = (("93.184.216.34", "[80]", "tcp"),)
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 @pytest.mark.parametrize("filters", [True, False])

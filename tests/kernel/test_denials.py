@@ -26,12 +26,6 @@ FILL = "block = bytearray(400 << 20)\nfor i in range(0, len(block), 4096): block
 BUSY = "import time\ntime.sleep(60)\nanswer = 1\n"
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
 @pytest.fixture
 def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
     yield internet.configured(NetworkedWorld(tmp_path, warm=warm), net)

@@ -29,12 +29,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     assert leftovers(made.world) == []
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
 def test_exec_passes_pipes_and_status_on(home: Home) -> None:
     data = os.urandom(300_000)
     done = home.exec("--", "sh", "-c", "cat; echo aside >&2; exit 7", stdin=data)

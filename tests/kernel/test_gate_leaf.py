@@ -7,17 +7,14 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from sandbox.kernel.cgroup import cgroup
 from sandbox.network.gate import cgroup as gate_cgroup
 from sandbox.rundir import directory as rundir_directory
 from sandbox.runner import recovery
 from tests.kernel import internet
-from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.internet import NetworkedWorld
 from tests.kernel.live_runs import SLEEPS, live
 
 GRANTS = internet.entries(("www.example.com", "[443]", "tls"))
@@ -30,19 +27,6 @@ for file in sys.argv[2:]:
 data = [bytearray(b"x" * (1 << 20)) for _ in range(int(sys.argv[1]))]
 print(len(data), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
-@pytest.fixture
-def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
-    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    yield world
-    assert net.leftovers() == []
 
 
 def _own() -> cgroup.Leaf:

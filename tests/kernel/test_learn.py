@@ -57,12 +57,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     assert leftovers(made.world) == []
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
 @pytest.fixture
 def place() -> Iterator[Path]:
     # Every sandbox has a /tmp of its own, so that nothing of it can be granted at its place.

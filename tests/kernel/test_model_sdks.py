@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scripts import ollama_server
-from tests.kernel import fake_provider, installed_packages
+from tests.kernel import installed_packages
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.test_credentials import vault
 from tests.kernel.world import World
@@ -218,12 +218,6 @@ require("readline").createInterface({ input: process.stdin }).once("line", async
   process.stdout.write(JSON.stringify({ text: JSON.stringify(answer) }) + "\\n", () => process.exit(0));
 });
 """
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with fake_provider.serving() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

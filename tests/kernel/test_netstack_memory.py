@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from policy import errors
 from tests.kernel import internet
@@ -34,12 +31,6 @@ for _ in range({connections}):
         pass
 answer = sent
 """
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 def test_buffers_of_connections_that_nobody_reads_are_agents_memory(tmp_path: Path, warm: Path, net: Internet) -> None:

@@ -21,12 +21,6 @@ from tests.kernel.live_runs import live
 from tests.kernel.world import SLOWNESS
 
 
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
 @pytest.fixture(params=["sandbox", "host"])
 def networked(request: pytest.FixtureRequest, tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
     yield internet.configured(NetworkedWorld(tmp_path, warm=warm), net, runsc_network=request.param)

@@ -10,11 +10,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
-
-import pytest
 
 from sandbox.network import addresses
 from sandbox.rundir import directory
@@ -24,19 +21,6 @@ from tests.kernel.world import HEAD, TAIL
 
 REFUSED, CONNECTED = "ECONNREFUSED", "connected"
 NOT_PUBLIC = ("10.8.8.8", "192.168.7.7", "172.16.7.7", "100.64.7.7", "203.0.113.5", METADATA, "fd00:9::9")
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
-@pytest.fixture
-def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
-    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    yield world
-    assert net.leftovers() == []
 
 
 def _compare(networked: NetworkedWorld, expected: Mapping[str, object], **fields: Any) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,12 +43,6 @@ with Supervisor(Path(sys.argv[1])) as supervisor:
     assert supervisor.run(request, after=contextlib.ExitStack()).error is None
     os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 @pytest.fixture

@@ -3,28 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.kernel import internet
-from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.internet import NetworkedWorld
 from tests.kernel.world import SLOWNESS
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
-@pytest.fixture
-def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
-    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    yield world
-    assert net.leftovers() == []
-
 
 # Five connections, one of them with 100 kB over more than a second; and a datagram with its answer.
 PROBES_TO_COUNT = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,12 +169,6 @@ def test_one_that_another_kills_before_it_was_heard_of_has_crashed_and_failed_no
 
 
 # --- with a network -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 def test_with_network_connection_and_name_are_heard_of(

@@ -15,29 +15,16 @@ import pytest
 from policy import errors
 from sandbox.control import manager
 from sandbox.kernel.cgroup import cgroup
-from tests.kernel import internet, revoking
+from tests.kernel import revoking
 from tests.kernel.internet import Internet, NetworkedWorld
 from tests.kernel.live_runs import until
 from tests.kernel.revoking import GRANT, STREAMS, Sink
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 @pytest.fixture
 def sink(net: Internet) -> Iterator[Sink]:
     with Sink.open(net) as made:
         yield made
-
-
-@pytest.fixture
-def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
-    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    yield world
-    assert net.leftovers() == []
 
 
 def _remembered(net: Internet) -> str:

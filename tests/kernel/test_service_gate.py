@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from policy import errors
-from tests.kernel import fake_provider
 from tests.kernel.conftest import leftovers
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.test_credentials import vault
@@ -56,13 +55,6 @@ def fault(call):
         return type(e).__name__ if isinstance(e, socket.gaierror) else errno.errorcode.get(e.errno, str(e))
     return "none"
 """
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    """A provider of the operator, on the host's loopback."""
-    with fake_provider.serving() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

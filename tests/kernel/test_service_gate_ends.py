@@ -20,7 +20,7 @@ import pytest
 from policy import errors
 from sandbox.rundir import registry
 from sandbox.shim import control_socket
-from tests.kernel import fake_provider, live_runs, revoking
+from tests.kernel import live_runs, revoking
 from tests.kernel.conftest import leftovers
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.live_runs import Live, until
@@ -71,12 +71,6 @@ with fake_provider.serving() as made:
     print("it streams", flush=True)
     time.sleep(600)
 """
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with fake_provider.serving() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

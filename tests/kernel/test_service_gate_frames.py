@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.kernel import fake_provider, gated_models
+from tests.kernel import gated_models
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.gated_models import Gated
 
@@ -145,12 +145,6 @@ PROBES: dict[str, bytes] = {
     "deep document": written('{"model": "test-1", "messages": ' + "[" * 100_000 + "}"),
     "not UTF-8": frame(CHAT, HOST, "Content-Length: 2", body=b"\xff\xfe"),
 }
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with fake_provider.serving() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from tests.kernel import connect_proxy, fake_provider, internet, tls_servers
+from tests.kernel import connect_proxy, internet, tls_servers
 from tests.kernel.conftest import leftovers
 from tests.kernel.connect_proxy import ConnectProxy
 from tests.kernel.fake_provider import KEY, Provider
@@ -22,12 +22,6 @@ WORD = "gate:pass-planted-1"
 GRANTED = '[services.models]\nallow = [{ provider = "fake", models = ["big-*"] }]\n'
 ASK = 'answer = chat("big-1")'
 PROVIDERS = '[providers.fake]\nkind = "openai-compatible"\nendpoint = "{url}"\nsecret = "fake"\ntimeout_seconds = 30\n'
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with fake_provider.serving() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -6,30 +6,13 @@ The tests try it from inside, on their own internet.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from tests.kernel import internet
 from tests.kernel.families import BIG, SMALL, answered, member, spawn
-from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.internet import NetworkedWorld
 
 TRIES = ["tcp('93.184.216.34', 80)", "tcp('2606:4700::1111', 80)", "tcp('93.184.216.34', 443)"]
 BOTH = (("93.184.216.34", "[80]", "tcp"), ("2606:4700::1111", "[80]", "tcp"))
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
-@pytest.fixture
-def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
-    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    yield world
-    assert net.leftovers() == []
 
 
 def test_childs_network_is_its_parents_or_less(networked: NetworkedWorld) -> None:

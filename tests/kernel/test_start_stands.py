@@ -24,7 +24,7 @@ from sandbox.network.gate.process import GateProcess
 from sandbox.rundir import directory, marks, registry
 from sandbox.shim import control_socket
 from tests.kernel import internet
-from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.internet import NetworkedWorld
 from tests.kernel.live_runs import until
 from tests.kernel.test_revocation_races import ANSWERS
 from tests.kernel.world import World
@@ -86,19 +86,6 @@ def test_keeper_whose_sandbox_stands_is_not_deaf(
         thread.join()
     assert [row["kind"]["code"] for row in world.rows() if row["kind"]["type"] == "run_ended"] == [ended.code]
     assert registry.live(world.state / "runs") == []
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
-
-
-@pytest.fixture
-def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
-    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    yield world
-    assert net.leftovers() == []
 
 
 @contextlib.contextmanager

@@ -6,11 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.kernel import internet
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -27,12 +24,6 @@ held.sendall(b"x" * {SENT})
 time.sleep(300)
 answer = 1
 """
-
-
-@pytest.fixture(scope="module")
-def net() -> Iterator[Internet]:
-    with internet.made() as made:
-        yield made
 
 
 def test_top_says_what_live_run_sent_and_received(tmp_path: Path, warm: Path, net: Internet) -> None:

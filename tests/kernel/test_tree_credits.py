@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernel import fake_provider
 from tests.kernel.conftest import leftovers
 from tests.kernel.fake_provider import KEY, Provider
 from tests.kernel.families import BIG, SMALL, answered, member, spawn
@@ -34,12 +33,6 @@ def chat():
     found.read()
     return found.status
 """
-
-
-@pytest.fixture(scope="module")
-def provider() -> Iterator[Provider]:
-    with fake_provider.serving() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
