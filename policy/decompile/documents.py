@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from policy import errors
+from policy.grants import paths
 
 # The largest that a compiler of ours writes is provenance.json, about 150 bytes a grant.
 MAX_BYTES = 8 << 20
@@ -144,3 +145,13 @@ def one_of(value: object, where: str, known: tuple[str, ...]) -> str:
     if type(value) is not str or value not in known:
         raise refuse(where, f"{shown(value)} is none of {', '.join(known)}")
     return value
+
+
+def normalised(value: str, where: str) -> str:
+    """Return an absolute path in its one spelling; any other is refused."""
+    try:
+        # A lone surrogate is another character to runsc than to the supervisor.
+        value.encode()
+        return paths.check_normalised(value)
+    except (errors.ManifestError, UnicodeEncodeError):
+        raise refuse(where, f"{shown(value)} is not absolute and normalised") from None

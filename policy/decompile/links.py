@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from policy import errors, symlinks
-from policy.decompile.documents import closed, refuse, shown
-from policy.grants import paths
+from policy import symlinks
+from policy.decompile.documents import closed, normalised, refuse, shown
 
 _WHERE = "mounts.json:root/links"
 
@@ -32,7 +31,7 @@ def read(
     for item in value:
         own = closed(item, _WHERE, {"path": str, "target": str})
         where = f"{_WHERE}/{shown(own['path'])}"
-        path = _path(own["path"], where)
+        path = normalised(own["path"], where)
         if links and path <= next(reversed(links)):
             raise refuse(where, "it is not sorted, or stands twice")
         links[path] = _text(own["target"], where)
@@ -52,14 +51,6 @@ def read(
         if place := next((place for place in ours if _within(real, place)), None):
             raise refuse(where, f"it leads into the mount at {shown(place)}")
     return links
-
-
-def _path(value: str, where: str) -> str:
-    try:
-        value.encode()
-        return paths.check_normalised(value)
-    except (errors.ManifestError, UnicodeEncodeError):
-        raise refuse(where, f"{shown(value)} is not absolute and normalised") from None
 
 
 def _text(value: str, where: str) -> str:

@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from policy import errors
 from policy.decompile import config, documents, links
-from policy.decompile.documents import Files, closed, fixed, refuse, shown
+from policy.decompile.documents import Files, closed, fixed, normalised, refuse, shown
 from policy.grants import paths
 from policy.grants.executables import ExecutableSet
 from policy.grants.paths import FilesystemGrants
@@ -202,7 +201,7 @@ def _image(value: dict[str, Any]) -> ReadImage:
     for listed in (trees, programs):
         if listed != sorted(set(listed)):
             raise refuse(where, f"{shown(listed)} is not sorted, or repeats")
-    return ReadImage(tuple(layers), tuple(trees), tuple(_path(one, where) for one in programs))
+    return ReadImage(tuple(layers), tuple(trees), tuple(normalised(one, where) for one in programs))
 
 
 def _workspace(value: dict[str, Any] | None, mounts: Sequence[_Mount]) -> ReadWorkspace | None:
@@ -223,7 +222,7 @@ def _workspace(value: dict[str, Any] | None, mounts: Sequence[_Mount]) -> ReadWo
     for name, one in lists.items():
         if list(one) != sorted(set(one)) or not one:
             raise refuse(where, f"{name} is empty, not sorted, or repeats")
-    below = tuple(_path(one, where) for one in lists["below"])
+    below = tuple(normalised(one, where) for one in lists["below"])
     programs = "noexec" not in found[0].options
     return ReadWorkspace(
         found[0].destination, own["max_mb"], below, lists["mask"], lists["protect"], own["apply"], programs
@@ -237,16 +236,7 @@ def _mount(value: object) -> _Mount:
     where = f"{MOUNTS}:{shown(item['destination'])}"
     documents.one_of(item["kind"], where, ("dir", "file"))
     options = documents.listed(item["options"], where, str)
-    return _Mount(_path(item["destination"], where), item["kind"], tuple(options), item["source"], item["type"])
-
-
-def _path(value: str, where: str) -> str:
-    try:
-        # A lone surrogate is another character to runsc than to the supervisor.
-        value.encode()
-        return paths.check_normalised(value)
-    except (errors.ManifestError, UnicodeEncodeError):
-        raise refuse(where, f"{shown(value)} is not absolute and normalised") from None
+    return _Mount(normalised(item["destination"], where), item["kind"], tuple(options), item["source"], item["type"])
 
 
 def _in_order(mounts: Sequence[_Mount]) -> None:
@@ -284,8 +274,8 @@ def _closures(value: list[Any], args: tuple[str, ...]) -> tuple[ReadClosure, tup
         raise refuse(where, "there is no closure, or one stands twice")
     runtime, *programs = found
     for program in programs:
-        _path(program.name, where)
-        _path(program.entry, where)
+        normalised(program.name, where)
+        normalised(program.entry, where)
         if not program.sha256:
             raise refuse(where, f"program {shown(program.name)} is not bound to its content")
     _started(runtime, args)
@@ -317,10 +307,10 @@ def _started(runtime: ReadClosure, args: tuple[str, ...]) -> None:
     """The first process is the runtime's interpreter with one file of the package, or that file itself."""
     where = f"{config.CONFIG}:process/args"
     if runtime.name in _INTERPRETERS:
-        fixed(list(args[:1]), where, [_path(runtime.entry, where)])
+        fixed(list(args[:1]), where, [normalised(runtime.entry, where)])
         entry = args[1:]
     elif runtime.name == _COMMAND:
-        fixed(list(args[:1]), where, [_path(runtime.entry, where)])
+        fixed(list(args[:1]), where, [normalised(runtime.entry, where)])
         return
     elif runtime.name == _PROGRAM and args:
         entry = (args[0].removeprefix(f"{WORKSPACE}/"), *args[1:])
@@ -332,7 +322,7 @@ def _started(runtime: ReadClosure, args: tuple[str, ...]) -> None:
     # others are the program's own.
     if not entry or entry[0].startswith(("-", "/")):
         raise refuse(where, f"the arguments are {shown(list(args))}")
-    _path(f"{WORKSPACE}/{entry[0]}", where)
+    normalised(f"{WORKSPACE}/{entry[0]}", where)
 
 
 def _seen(

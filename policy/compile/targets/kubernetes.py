@@ -20,6 +20,7 @@ from policy.compile.artefacts import canonical
 from policy.compile.mounts import SCRATCH, WORKSPACE
 from policy.compile.targets import cilium, loss
 from policy.compile.targets.kubernetes_names import label, literal
+from policy.compile.targets.limits import limit, scratch_mb
 from policy.grants.effective import Effective
 from policy.grants.sets import spans
 from policy.manifest import text
@@ -130,7 +131,7 @@ def _spec(effective: Effective, manifest: Manifest, *, arch: str, image: str, pr
 
 
 def _container(effective: Effective, manifest: Manifest, image: str, profile: str) -> dict[str, Any]:
-    scratch = _scratch_mib(effective) > 0
+    scratch = scratch_mb(effective) > 0
     environment = {
         "HOME": SCRATCH if scratch else WORKSPACE,
         "LANG": "C.UTF-8",
@@ -169,31 +170,20 @@ def _container(effective: Effective, manifest: Manifest, image: str, profile: st
     }
 
 
-def _limit(effective: Effective, name: str) -> int:
-    found: int | None = getattr(effective.resources, name)
-    if found is None:
-        raise errors.NotEnforceableError(f"resources.{name} has no limit", hint=f"write resources.{name}")
-    return found
-
-
-def _scratch_mib(effective: Effective) -> int:
-    return 0 if effective.filesystem.mode == "read-only-package" else _limit(effective, "disk_mb")
-
-
 def _resources(effective: Effective) -> dict[str, Any]:
     """Limits and requests. Memory is asked for in full, which also keeps swap from the pod."""
-    memory = _limit(effective, "memory_mb") + _scratch_mib(effective)
-    memory += cgroup.overhead_mb(_limit(effective, "pids_max"))
-    cpu = _limit(effective, "cpu_millis")
+    memory = limit(effective, "memory_mb") + scratch_mb(effective)
+    memory += cgroup.overhead_mb(limit(effective, "pids_max"))
+    cpu = limit(effective, "cpu_millis")
     # The kubelet makes cpu.weight from the request, 1,000 thousandths being 1,024 shares, our weight of 100.
-    asked = min(cpu, max(1, _limit(effective, "cpu_weight") * 10))
+    asked = min(cpu, max(1, limit(effective, "cpu_weight") * 10))
     rest = {"memory": f"{memory}Mi", "ephemeral-storage": f"{_LOG_MIB}Mi"}
     return {"limits": {"cpu": f"{cpu}m", **rest}, "requests": {"cpu": f"{asked}m", **rest}}
 
 
 def _volumes(effective: Effective) -> list[dict[str, Any]]:
     """Memory, never a path of the node; ``empty`` is only ever mounted read-only."""
-    scratch = _scratch_mib(effective)
+    scratch = scratch_mb(effective)
     sizes = {"empty": "4Ki", **({"scratch": f"{scratch}Mi"} if scratch else {})}
     return [{"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": size}} for name, size in sizes.items()]
 

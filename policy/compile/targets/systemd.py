@@ -27,6 +27,7 @@ from policy.compile.artefacts import canonical
 from policy.compile.mounts import RESERVED, SCRATCH, WORKSPACE
 from policy.compile.targets import loss, unit_quoting, unit_root
 from policy.compile.targets.kubernetes_names import label
+from policy.compile.targets.limits import limit, scratch_mb
 from policy.grants.effective import Effective
 from policy.grants.sets import addresses
 from policy.host import Closure, HostFacts
@@ -224,7 +225,7 @@ def _root(
             shown[name] = _place(path, host)
     for name, place in shown.items():
         yield "BindReadOnlyPaths", unit_quoting.bind(place, name)
-    scratch = effective.filesystem.mode != "read-only-package" and _limit(effective, "disk_mb")
+    scratch = scratch_mb(effective)
     yield "TemporaryFileSystem", f"{SCRATCH}:" + (f"size={scratch}M,mode=1777,{_SAFE}" if scratch else _EMPTY)
     # MountAPIVFS= puts a tmpfs there that the agent could fill.
     yield "TemporaryFileSystem", f"/run:{_EMPTY}"
@@ -297,23 +298,16 @@ def _network(effective: Effective) -> Lines:
             yield "IPAddressAllow", str(block)
 
 
-def _limit(effective: Effective, name: str) -> int:
-    found: int | None = getattr(effective.resources, name)
-    if found is None:
-        raise errors.NotEnforceableError(f"resources.{name} has no limit", hint=f"write resources.{name}")
-    return found
-
-
 def _limits(effective: Effective) -> Lines:
-    scratch = 0 if effective.filesystem.mode == "read-only-package" else _limit(effective, "disk_mb")
-    millis, pids = _limit(effective, "cpu_millis"), _limit(effective, "pids_max")
-    yield "MemoryMax", str((_limit(effective, "memory_mb") + scratch) * _MIB)
-    yield "MemorySwapMax", str(_limit(effective, "swap_mb") * _MIB)
+    scratch = scratch_mb(effective)
+    millis, pids = limit(effective, "cpu_millis"), limit(effective, "pids_max")
+    yield "MemoryMax", str((limit(effective, "memory_mb") + scratch) * _MIB)
+    yield "MemorySwapMax", str(limit(effective, "swap_mb") * _MIB)
     yield "TasksMax", str(pids)
     yield "LimitNPROC", str(pids)
-    yield "LimitFSIZE", str(_limit(effective, "disk_mb") * _MIB)
+    yield "LimitFSIZE", str(limit(effective, "disk_mb") * _MIB)
     yield "CPUQuota", f"{millis // 10}.{millis % 10}%"
-    yield "CPUWeight", str(_limit(effective, "cpu_weight"))
+    yield "CPUWeight", str(limit(effective, "cpu_weight"))
     if effective.resources.cpu_time_ms is not None:
         # Each process by itself; whole seconds, since the kernel counts no less.
         yield "LimitCPU", str(-(-effective.resources.cpu_time_ms // 1000))
