@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -51,8 +51,6 @@ _PROGRAMS: Final = {"ingress": 46, "egress": 47}
 _SPACE_PROGRAMS: Final = {"flow_dissector": 17, "sk_lookup": 36}
 _SECONDS = 10.0
 _ROUTE_TYPES: Final = {1: "unicast", 2: "local", 3: "broadcast", 4: "anycast", 5: "multicast", 6: "blackhole"}
-
-Attributes = Mapping[int, bytes]
 
 
 def lines() -> frozenset[str]:
