@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,25 +12,9 @@ import pytest
 
 from tests.agents import sessions
 from tests.kernel import serving
+from tests.kernel.workspace_kit import OWNER, git
 
-OWNER = 1000
 AGENTS = ("codex", "opencode", "gemini-cli", "qwen-code")
-
-
-def git(checkout: Path, *words: str) -> str:
-    """Run git as the owner of the checkout."""
-    done = subprocess.run(
-        ["git", "-c", "user.name=owner", "-c", "user.email=owner@example.invalid", *words],
-        cwd=checkout,
-        user=OWNER,
-        group=OWNER,
-        extra_groups=[],
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from sandbox.workspace.caller import CallerIdentity
 from sandbox.workspace.session import GivenDirectory
 from tests.kernel.live_runs import Live, live
 from tests.kernel.test_attest import attempt, within
-from tests.kernel.test_workspace import git
+from tests.kernel.workspace_kit import git
 from tests.kernel.world import World
 
 OWNER = 1000

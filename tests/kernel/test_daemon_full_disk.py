@@ -21,7 +21,7 @@ import pytest
 
 from covenant.wire import client
 from policy import errors
-from tests import runtime_kit
+from tests import full_disk, runtime_kit
 from tests.capability_kit import ADA
 from tests.kernel import serving
 from tests.kernel.serving import CALLER
@@ -129,20 +129,6 @@ class Disk:
         hard = line.split()[4]
         command = ["prlimit", "--pid", str(self.pid), f"--nofile={most or hard}:{hard}"]
         subprocess.run(command, check=True, capture_output=True, **serving.identity(CALLER))
-
-    @contextlib.contextmanager
-    def full(self, place: str) -> Iterator[None]:
-        """Without room for another page, for as long as the block lasts."""
-        filler = self.home / place / "filler"
-        with filler.open("wb", buffering=0) as file:
-            for size in (1 << 20, 4096):
-                with contextlib.suppress(OSError):
-                    while True:
-                        file.write(b"\0" * size)
-        try:
-            yield
-        finally:
-            filler.unlink()
 
 
 class Case(NamedTuple):
@@ -353,7 +339,7 @@ def test_full_disk_is_told_and_loses_nothing(name: str, disk: Disk) -> None:
         for _ in range(60 if name == "revoke" else 0):
             _grant(one)
         known.add(case.act(one))
-        with disk.full(case.place):
+        with full_disk.filled(disk.home / case.place):
             for _ in range(TURNS):
                 try:
                     known.add(case.act(one))

@@ -14,8 +14,7 @@ import pytest
 
 from tests.kernel.conftest import leftovers
 from tests.kernel.session_kit import Home
-
-OWNER = 1000
+from tests.kernel.workspace_kit import OWNER, git
 
 
 @pytest.fixture(scope="module")
@@ -174,23 +173,6 @@ def test_session_without_terminal_says_what_is_kept(home: Home, project: Path) -
     (one,) = listed(home)
     assert f"workspace: 1 change; covenant workspace diff {one['run_id'][:8]}" in done.stderr.decode()
     assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
-
-
-def git(project: Path, *words: str) -> str:
-    """Run git on the host as the owner of the project."""
-    identity = ("-c", "user.name=owner", "-c", "user.email=owner@example.invalid")
-    done = subprocess.run(
-        ["git", *identity, *words],
-        cwd=project,
-        user=OWNER,
-        group=OWNER,
-        extra_groups=[],
-        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
 
 
 def test_branch_takes_changes_and_leaves_files_and_index(home: Home, project: Path) -> None:

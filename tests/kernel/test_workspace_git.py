@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.kernel.session_kit import Home
-from tests.kernel.test_workspace import git, home, listed, work
+from tests.kernel.test_workspace import home, listed, work
+from tests.kernel.workspace_kit import git
 
 __all__ = ["home"]
 

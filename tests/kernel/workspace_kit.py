@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,26 @@ from msgspec import structs
 from policy.workspace.changes import Terms
 from sandbox.workspace import image, store
 from sandbox.workspace.caller import CallerIdentity
+
+# The uid and gid of a directory's owner.
+OWNER = 1000
+
+
+def git(checkout: Path, *words: str) -> str:
+    """Run git on the host as the owner of a checkout."""
+    identity = ("-c", "user.name=owner", "-c", "user.email=owner@example.invalid")
+    done = subprocess.run(
+        ["git", *identity, *words],
+        cwd=checkout,
+        user=OWNER,
+        group=OWNER,
+        extra_groups=[],
+        env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
 
 
 def project(top: Path, name: str, uid: int) -> Path:

@@ -8,14 +8,13 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from covenant.wire import client
 from policy import errors
 from sandbox import config
-from tests import cli_kit, hermes_double
+from tests import cli_kit, full_disk, hermes_double
 from tests.kernel import serving
 from tests.kernel.serving import CALLER, Served
 from tests.kernel.world import DEFAULTS, HEAD, MANIFEST, SLOWNESS, World
@@ -174,19 +173,9 @@ class Machine:
         """The end of what the daemon wrote to stderr."""
         return self._log.read_text()[-4000:]
 
-    @contextlib.contextmanager
-    def full(self, disk: str) -> Iterator[None]:
+    def full(self, disk: str) -> contextlib.AbstractContextManager[None]:
         """Leave no room on a disk for as long as the block lasts."""
-        filler = self.base / disk / "filler"
-        with filler.open("wb", buffering=0) as file:
-            for size in (1 << 20, 4096):
-                with contextlib.suppress(OSError):
-                    while True:
-                        file.write(b"\0" * size)
-        try:
-            yield
-        finally:
-            filler.unlink()
+        return full_disk.filled(self.base / disk)
 
     def used_mb(self, disk: str) -> float:
         """How much of a disk is used."""

@@ -25,26 +25,10 @@ from sandbox.audit.run_report import RunReport
 from sandbox.run_result import RunResult
 from sandbox.serve import hardening, systemd
 from sandbox.serve.api import client, paths, protocol, rlimits, run, session
-from sandbox.shim import process
+from tests.unit.sandbox import forked
 
 _AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _EPERM = 0x00050000 | errno.EPERM
-
-
-def _child(look: Any) -> Any:
-    """Return the result of ``look`` in a process of its own."""
-    ours, its = os.pipe2(os.O_CLOEXEC)
-
-    def work() -> None:
-        os.write(its, json.dumps(look()).encode())
-
-    child = process.fork(work, keep=[its])
-    os.close(its)
-    with os.fdopen(ours, "rb") as stream:
-        said = stream.read()
-    assert child.reap() == 0
-    child.close()
-    return json.loads(said)
 
 
 def test_memory_is_bounded_while_it_lasts_and_then_no_more() -> None:
@@ -106,7 +90,7 @@ def test_largest_intent_fits_into_request() -> None:
         with rlimits.memory(rlimits.REQUEST_MEMORY):
             return getattr(protocol.parse(frame[4:]), "text", "") == text
 
-    assert _child(look) is True
+    assert forked.returned(look) is True
 
 
 def test_block_ends_in_time_also_while_it_waits() -> None:
@@ -166,7 +150,7 @@ def test_what_is_read_in_callers_name_is_bounded_in_every_keeper(tmp_path: Path)
                 said.append(e.code)
         return said
 
-    assert _child(look) == ["too_many_requests", "bad_request", "bad_request"]
+    assert forked.returned(look) == ["too_many_requests", "bad_request", "bad_request"]
 
 
 def _named(path: Path, uid: int = 1000) -> str:

@@ -18,18 +18,6 @@ from tests.unit.sandbox.rootfs.test_host_paths import OWNERS
 OWNER = os.getuid()
 
 
-@pytest.fixture
-def docs(tmp_path: Path) -> Path:
-    """tmp_path/a/docs with a file in it, below directories that only its owner can write."""
-    folder = tmp_path / "a" / "docs"
-    folder.mkdir(parents=True)
-    (folder / "page").write_text("text")
-    for place in (tmp_path, tmp_path / "a", folder):
-        place.chmod(0o755)
-    (folder / "page").chmod(0o644)
-    return folder
-
-
 def resolved(path: Path | str) -> tuple[str, dict[str, str]]:
     real, links = host_links.resolve(str(path), {}, "agent.toml:7", owner=OWNER)
     return real, dict(links)

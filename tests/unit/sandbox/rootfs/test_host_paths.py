@@ -18,18 +18,6 @@ from sandbox.rootfs import host_paths
 OWNERS = (os.getuid(),)
 
 
-@pytest.fixture
-def docs(tmp_path: Path) -> Path:
-    """tmp_path/a/docs with a file in it, in good hands all the way."""
-    folder = tmp_path / "a" / "docs"
-    folder.mkdir(parents=True)
-    (folder / "page").write_text("text")
-    for place in (tmp_path, tmp_path / "a", folder):
-        place.chmod(0o755)
-    (folder / "page").chmod(0o644)
-    return folder
-
-
 def test_directory_and_file_are_found_as_what_they_are(docs: Path) -> None:
     assert host_paths.look_up(str(docs), owners=OWNERS) == GrantedPath(str(docs), "dir")
     assert host_paths.look_up(f"{docs}/page", owners=OWNERS) == GrantedPath(f"{docs}/page", "file")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +13,7 @@ import pytest
 
 from policy import errors
 from sandbox.shim import process
-
-
-def _told(look: Callable[[], Any]) -> Any:
-    """Return the result of ``look`` in a forked shim."""
-    ours, its = os.pipe2(os.O_CLOEXEC)
-
-    def work() -> None:
-        os.write(its, json.dumps(look()).encode())
-
-    child = process.fork(work, keep=[its])
-    os.close(its)
-    with os.fdopen(ours, "rb") as stream:
-        said = stream.read()
-    assert child.reap() == 0
-    child.close()
-    return json.loads(said)
+from tests.unit.sandbox import forked
 
 
 def _open_fds() -> list[int]:
@@ -44,7 +27,7 @@ def test_it_has_only_descriptors_kept() -> None:
         def look() -> Any:
             return {"open": _open_fds(), "stdio": [os.readlink(f"/proc/self/fd/{n}") for n in range(3)]}
 
-        seen = _told(look)
+        seen = forked.returned(look)
         # 0 to 2, the pipe, and the directory that the listing reads.
         assert len(seen["open"]) == 5
         assert not set(many) & set(seen["open"][:-1])
@@ -74,7 +57,7 @@ def test_signals_are_as_for_new_process_and_session_is_its_own() -> None:
     before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
     try:
-        seen = _told(
+        seen = forked.returned(
             lambda: {
                 "usr1": signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL,
                 "pipe": signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN,
