@@ -160,12 +160,17 @@ class _Walk:
                 if name in ("jump", "goto") and isinstance(inner, dict) and isinstance(inner.get("target"), str):
                     yield inner["target"]
                 elif name == "vmap" and isinstance(inner, dict):
-                    for pair in self._values(inner.get("data"), key):
-                        wanted, verdict = pair if isinstance(pair, list) and len(pair) == 2 else ("*", pair)
-                        if self._may({"left": inner.get("key"), "op": "==", "right": wanted}, key):
-                            yield from self._targets(verdict, key)
+                    for verdict in self._verdicts(inner, key):
+                        yield from self._targets(verdict, key)
                 else:
                     yield from self._targets(inner, key)
+
+    def _verdicts(self, verdicts: Mapping[str, Any], key: Key) -> Iterator[Any]:
+        """The verdicts of a map whose elements may match."""
+        for pair in self._values(verdicts.get("data"), key):
+            wanted, verdict = pair if isinstance(pair, list) and len(pair) == 2 else ("*", pair)
+            if self._may({"left": verdicts.get("key"), "op": "==", "right": wanted}, key):
+                yield verdict
 
     def _excluded(self, expressions: list[Any]) -> bool:
         """Whether a match of iptables says that the packet is for the host itself, as docker's rules for its published
