@@ -123,26 +123,21 @@ def opened(
 
     ``note`` records the parts outside our own descriptors before they are made, and a part that cannot be removed
     (``left``). ``join_files`` are files of the cgroup that the gates join (``gate_leaf``). ``patience`` is for their
-    start. ``services`` are the terms of the service gate, where one is to answer, ``publish`` those of the
-    published ports, ``inject`` those of the secrets that are added to requests,
-    ``host`` those of the ports of this host, ``ssh`` those of the keys that sign
-    logins. ``desk`` holds what needs a lease; without it that is denied.
+    start. ``services`` are the terms of the service gate, where one is to answer, ``publish`` those of the published
+    ports, ``inject`` those of the secrets that are added to requests, ``host`` those of the ports of this host, and
+    ``ssh`` those of the keys that sign logins. ``desk`` holds what needs a lease; without it that is denied.
+    ``reached`` is told the destinations of the agent.
 
     An agent without destinations has no way out of its gateway at all, and neither has one behind the operator's
     ``proxy``: the TLS gate's connector asks the proxy, from the caller's own namespace.
-    ``reached`` is told the destinations of the agent.
 
     Raises:
         errors.NotEnforceableError: Raised when the operator has configured no interface.
         errors.MachineError: Raised when a part cannot be made or removed. Nothing is left of a failed start.
     """
     is_off = artefacts.json("network.json")["mode"] == "off" or proxy is not None
-    if not config.uplink and not is_off:
-        raise errors.NotEnforceableError(
-            "a network needs an uplink, and none is named",
-            hint=f'write uplink = "NAME" in {file_of(config.state)}, with an interface that `ip link` shows',
-            grant="resources.network",
-        )
+    if not is_off:
+        _check_uplink(config)
     binary = trusted_binary(config.nft)
     with contextlib.ExitStack() as stack:
         # They import for longer than the rest takes.
@@ -188,19 +183,33 @@ def opened(
             else:
                 gateway.place = place = plug()  # (5)
                 note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
-            for gate in gateway.gates:
-                gate.process.ready()  # (6)
-                gateway.watches.update(gate.watches)
-            if gateway.inject is not None:
-                gateway.inject.ready()
-                gateway.watches.update(gateway.inject.watches)
-            if gateway.services is not None:
-                for process in gateway.services.processes:
-                    process.ready()
-                gateway.watches.update(gateway.services.watches)
+            _await_gates(gateway)  # (6)
 
         counts = None if reached is None or plug is None else ForwardedFlows(reached)
         yield Gateway(made, make, listening=listening, forwarded=counts)
+
+
+def _check_uplink(config: Config) -> None:
+    if not config.uplink:
+        raise errors.NotEnforceableError(
+            "a network needs an uplink, and none is named",
+            hint=f'write uplink = "NAME" in {file_of(config.state)}, with an interface that `ip link` shows',
+            grant="resources.network",
+        )
+
+
+def _await_gates(gateway: Gateway) -> None:
+    """Wait until each gate is ready, and take its watches."""
+    for gate in gateway.gates:
+        gate.process.ready()
+        gateway.watches.update(gate.watches)
+    if gateway.inject is not None:
+        gateway.inject.ready()
+        gateway.watches.update(gateway.inject.watches)
+    if gateway.services is not None:
+        for process in gateway.services.processes:
+            process.ready()
+        gateway.watches.update(gateway.services.watches)
 
 
 def _listening(
