@@ -1,0 +1,1 @@
+"""Compile effective grants to artefacts: the OCI specification, seccomp, cgroups, mounts and rules of the network."""

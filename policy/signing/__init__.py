@@ -1,0 +1,1 @@
+"""Signed documents: DSSE envelopes, the trust root, statements of packages, approvals, leases and revocations."""
