@@ -1,4 +1,4 @@
-"""What a call returns in a process that is forked as the shim forks."""
+"""The result of a call in a process that is forked as the shim forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of granted paths share."""
+"""Directories that tests of granted paths share."""
 
 from __future__ import annotations
 
