@@ -141,7 +141,9 @@ def main() -> None:
             issuer = {"display": "bench@local", "pubkey": base58.encode(ledger.public_key.public_bytes_raw())}
             rows = RunEvents(ledger, "bench", issuer)
             grants = nine.requested(parse.parse(MANIFEST.encode()), roles=data.roles()).canonical()
-            tools = ToolTerms(grants, json.dumps(kit.DOCUMENT), "hello", rows.tool, start, rows.sync)
+            tools = ToolTerms(
+                grants, json.dumps(kit.DOCUMENT), "hello", rows.tool, start, rows.sync, settle=rows.settle
+            )
             terms = gate.Terms({}, {}, print, tools=tools)
             with gate.open(PLAN, terms, inside=made.inside, denied=print) as opened:
                 for process in opened.processes:

@@ -4,7 +4,8 @@
     .venv/bin/python benchmarks/tool_call_idle.py [calls]
 
     running   agent in its sandbox -> gates -> server in its sandbox, and back, one call after the other
-    frozen    the same, each after the server was frozen
+    rested    the same, each after a pause that is too short for the server to be frozen: nothing is warm
+    frozen    the same, each after a pause in which the server was frozen
     memory    of our process that keeps an idle server: private, and its share of what it shares with its parent
 
 As root, with worlds of our own. The answer of the server is a text of its own; the time is seen by the agent.
@@ -40,15 +41,17 @@ def call():
     assert not json.load(line.getresponse())["result"].get("isError")
     return (time.perf_counter() - begin) * 1000
 
-calls, seconds = json.loads(json.loads(sys.stdin.readline())["text"])
+calls, short, long = json.loads(json.loads(sys.stdin.readline())["text"])
 for _ in range(5):
     call()
-running = [call() for _ in range(calls)]
-frozen = []
+running, rested, frozen = [], [], []
 for _ in range(calls):
-    time.sleep(seconds)
+    running.append(call())
+    time.sleep(short)
+    rested.append(call())
+    time.sleep(long)
     frozen.append(call())
-print(json.dumps({"text": json.dumps([running, frozen])}))
+print(json.dumps({"text": json.dumps([running, rested, frozen])}))
 """
 
 
@@ -72,7 +75,7 @@ def _kept() -> dict[str, int]:
 def main() -> None:
     """Run one agent and print the medians."""
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    seconds = tool_gate.IDLE_SECONDS + 2
+    short, long = tool_gate.IDLE_SECONDS - 1, tool_gate.IDLE_SECONDS + 2
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder))
         made = package(Path(folder), server(), GRANTS)
@@ -80,7 +83,7 @@ def main() -> None:
         manifest = made / "agent.toml"
         manifest.write_text(manifest.read_text().replace("[resources]", "[resources]\ncpu_ms_per_task = 290000"))
         answers: list[Any] = []
-        text = json.dumps([calls, seconds])
+        text = json.dumps([calls, short, long])
         thread = threading.Thread(target=lambda: answers.append(world.run(world.sign(made), text)))
         thread.start()
         kept: dict[str, int] = {}
@@ -92,11 +95,12 @@ def main() -> None:
             if states and states[-1] == "Suspended":
                 kept = _kept() or kept
     assert answers[0].result is not None, (answers[0].error, answers[0].stderr)
-    running, frozen = json.loads(answers[0].result.text)
+    running, rested, frozen = json.loads(answers[0].result.text)
     assert states.count("Suspended") >= calls, states
     print(f"running  median {statistics.median(running):.2f} ms, most {max(running):.2f} ms")
+    print(f"rested   median {statistics.median(rested):.2f} ms, most {max(rested):.2f} ms")
     print(f"frozen   median {statistics.median(frozen):.2f} ms, most {max(frozen):.2f} ms")
-    print(f"added    {statistics.median(frozen) - statistics.median(running):.2f} ms")
+    print(f"added    {statistics.median(frozen) - statistics.median(rested):.2f} ms by the thaw")
     print(f"memory   {kept.get('private', 0)} KiB private, {kept.get('Pss', 0)} KiB with its share of what is shared")
 
 

@@ -138,21 +138,19 @@ class Ledger:
             rows.append(chain.ChainRow(line, event_id, record.now_ms))
         if not 0 < len(rows) <= MOST_RECORDS or sum(len(one.line) + 1 for one in rows) > log_files.MAX_TAIL_BYTES:
             raise errors.EventError(f"{len(rows)} audit events are no number, or too large, for one write")
-        with self._threads:
-            if self._failure is not None:
-                raise errors.LedgerError(f"the log takes no more records after: {self._failure}", where=str(self._path))
-            try:
-                with self._turn():
-                    self._write(rows, meanwhile, carried=carried)
-            except errors.LedgerError as e:
-                self._failure = e.message
-                raise
-            except OSError as e:
-                self._failure = f"{e.strerror}"
-                raise errors.LedgerError(
-                    f"the audit record could not be written: {e.strerror}", where=str(self._path)
-                ) from e
+        with self._writing(), self._turn():
+            self._write(rows, meanwhile, carried=carried)
         return [one.event_id for one in rows]
+
+    def settle(self) -> None:
+        """Sync the records that a head carries to their files, so that the next write does not wait for that.
+
+        Raises:
+            errors.LedgerError: Raised as by ``append``.
+        """
+        # Without the turn: other processes may write meanwhile. Their heads differ, so that the next write syncs again.
+        with self._writing():
+            self._sync()
 
     @property
     def public_key(self) -> Ed25519PublicKey:
@@ -236,6 +234,23 @@ class Ledger:
         self.close()
 
     # --- writing ----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let one thread write at a time, and none after a failure."""
+        with self._threads:
+            if self._failure is not None:
+                raise errors.LedgerError(f"the log takes no more records after: {self._failure}", where=str(self._path))
+            try:
+                yield
+            except errors.LedgerError as e:
+                self._failure = e.message
+                raise
+            except OSError as e:
+                self._failure = f"{e.strerror}"
+                raise errors.LedgerError(
+                    f"the audit record could not be written: {e.strerror}", where=str(self._path)
+                ) from e
 
     def _write(self, rows: Sequence[chain.ChainRow], meanwhile: Callable[[], None], *, carried: bool) -> None:
         self._catch_up()

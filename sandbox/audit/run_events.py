@@ -268,8 +268,12 @@ class RunEvents:
         self._append("child_cancelled", agent_id=self.agent_id, child=child, child_agent_id=agent_id)
 
     def sync(self) -> None:
-        """Make all rows durable."""
-        self._flush()
+        """Make all rows durable, with one sync of the disk where there is room (ADR 0058). ``settle`` may follow."""
+        self._flush(carried=True)
+
+    def settle(self) -> None:
+        """Sync the rows of ``sync`` to their files, while no client waits. Otherwise the next ``sync`` does it."""
+        self._ledger.settle()
 
     def agent_asked(self, fields: Mapping[str, Any]) -> None:
         """Record a call to another agent, once it has ended: its digest and counts."""

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import Final
 
 from sandbox.broker.server import Broker
-
-_CHUNK: Final = 1 << 18
+from sandbox.kernel.proc import pipes
 
 
 class GateLine:
@@ -97,7 +95,7 @@ class GateLine:
             self._forget()
             return
         try:
-            data = self._line.recv(_CHUNK)
+            data = self._line.recv(pipes.CHUNK_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -110,7 +108,7 @@ class GateLine:
     def _flush(self) -> None:
         try:
             while self._out and self._open:
-                del self._out[: self._line.send(self._out[:_CHUNK], socket.MSG_NOSIGNAL)]
+                del self._out[: self._line.send(self._out[: pipes.CHUNK_BYTES], socket.MSG_NOSIGNAL)]
         except BlockingIOError:
             return
         except OSError:

@@ -75,6 +75,7 @@ def of(
         *(rows.sync, spawn),
         asks=asks,
         closed=dict(_closed(tools, request.daemon)),
+        settle=rows.settle,
     )
 
 

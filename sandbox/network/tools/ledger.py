@@ -27,7 +27,6 @@ _AT_ONCE: Final = 64
 _UNDER_WAY: Final = 4096
 _MOST: Final = 1 << 48
 _STDERR_BYTES: Final = 2048
-_CHUNK: Final = 65536
 # How long a gate may take for its last rows.
 _LAST_SECONDS: Final = 0.5
 _TEXT, _MAYBE = (str,), (str, type(None))
@@ -87,10 +86,11 @@ class BrokerLine(Protocol):
 class ToolTerms(Struct, frozen=True):
     """The tools of a run: the grants and tools.json for the gate, and the supervisor's part of it.
 
-    ``log`` writes an event, and ``sync`` makes all that were written durable. ``start`` starts a server, or returns
-    None where it cannot. ``spawn`` starts a child of the run; None where the run may have none. ``hold`` asks an
-    operator about calls, where the grants demand it. ``asks`` is the broker's line to the gate. ``closed``
-    are granted tools that this run does not have, with the reason.
+    ``log`` writes an event, and ``sync`` makes all that were written durable. ``settle`` does what ``sync`` put off,
+    and is called once the calls that waited for ``sync`` may be made. ``start`` starts a server, or returns None where
+    it cannot. ``spawn`` starts a child of the run; None where the run may have none. ``hold`` asks an operator about
+    calls, where the grants demand it. ``asks`` is the broker's line to the gate. ``closed`` are granted tools that this
+    run does not have, with the reason.
     """
 
     grants: Mapping[str, Any]
@@ -103,6 +103,7 @@ class ToolTerms(Struct, frozen=True):
     hold: HoldTerms | None = None
     asks: BrokerLine | None = None
     closed: Mapping[str, str] = {}
+    settle: Callable[[], None] = lambda: None
 
     def plan(self) -> dict[str, Any]:
         """Return what the tool gate's process is given."""
@@ -204,6 +205,7 @@ class ToolLedger:
             self._terms.sync()
             with contextlib.suppress(OSError):  # it is gone, which the end of its line tells
                 self._log.send(wire.ACK * awaited)
+            self._terms.settle()
         return wrong
 
     def _row(self, message: bytes) -> str:
@@ -262,7 +264,7 @@ class ToolLedger:
     def _read_stderr(self, fd: int) -> None:
         """Read what a server writes to stderr, so that it never waits for a reader. It is for no client."""
         try:
-            data = os.read(fd, _CHUNK)
+            data = os.read(fd, pipes.CHUNK_BYTES)
         except BlockingIOError:
             return
         if data:

@@ -20,13 +20,13 @@ from typing import Any, Final, NamedTuple, NoReturn
 from policy import errors
 from policy.grants import restore
 from policy.manifest.tools import document
+from sandbox.kernel.proc import pipes
 from sandbox.network.gate.main import GateInput
 from sandbox.network.tools import mcp_session, wire
 from sandbox.network.tools.desk import Effects, ToolDesk
 from sandbox.network.tools.guard import ToolGuard
 from sandbox.run_io import BUSY, IDLE
 
-_CHUNK: Final = 256 * 1024
 # Bytes that wait for a reader. Beyond them what would add to them is not read.
 _WAITING: Final = 2 * wire.MESSAGE_BYTES
 _FDS: Final = (2, 3)
@@ -63,7 +63,7 @@ class Writer:
         """
         try:
             while self._waiting:
-                del self._waiting[: os.write(self.fd, self._waiting[:_CHUNK])]
+                del self._waiting[: os.write(self.fd, self._waiting[: pipes.CHUNK_BYTES])]
         except BlockingIOError:
             return
 
@@ -238,7 +238,7 @@ class ToolLoop:
             line.out.flush()
         if not events & ~select.EPOLLOUT:
             return
-        data = os.read(line.fd, _CHUNK)
+        data = os.read(line.fd, pipes.CHUNK_BYTES)
         if not data:
             raise SystemExit("the service gate or the broker is gone")
         # INVARIANT: the rows of these calls before their lines. All wait for one sync of the log.
@@ -291,7 +291,7 @@ class ToolLoop:
     def _await_rows(self) -> None:
         """Wait until the rows of all calls are durable."""
         while self._awaited > 0:
-            said = os.read(self._log_fd, _CHUNK)
+            said = os.read(self._log_fd, self._awaited)
             if not said:
                 raise SystemExit("the supervisor is gone")
             self._awaited -= len(said)
@@ -338,7 +338,7 @@ class ToolLoop:
         self._asks.flush()
         if not events & ~select.EPOLLOUT:
             return
-        data = os.read(self._children, _CHUNK)
+        data = os.read(self._children, pipes.CHUNK_BYTES)
         if not data:
             raise SystemExit("the run is over")
         self._outcomes += data
@@ -368,7 +368,7 @@ class ToolLoop:
     def _from_server(self, alias: str) -> None:
         server = self._servers[alias]
         try:
-            data = os.read(server.read_fd, _CHUNK)
+            data = os.read(server.read_fd, pipes.CHUNK_BYTES)
         except BlockingIOError:
             return
         except ConnectionResetError:  # the daemon's line ended with calls that it had not read

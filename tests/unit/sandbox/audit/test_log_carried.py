@@ -69,9 +69,11 @@ def ready(state: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("played")
-@pytest.mark.parametrize("writes", WRITES, ids=str)
+@pytest.mark.parametrize(
+    ("writes", "settles"), [*((one, False) for one in WRITES), ([(1, True), (2, True), (1, True)], True)], ids=str
+)
 def test_power_cut_at_any_point_loses_nothing_acknowledged(
-    state: Path, monkeypatch: pytest.MonkeyPatch, writes: list[tuple[int, bool]]
+    state: Path, monkeypatch: pytest.MonkeyPatch, writes: list[tuple[int, bool]], settles: bool
 ) -> None:
     made = [ready(state)]
     ends = [0]
@@ -80,6 +82,8 @@ def test_power_cut_at_any_point_loses_nothing_acknowledged(
         for count, carried in writes:
             made.append(made[-1] + put(log, count, carried))
             ends.append(len(disk.points))
+            if settles:
+                log.settle()
     chance, seen = random.Random(len(writes)), set()
     for number, (durable, now) in enumerate(disk.points, 1):
         done = max(i for i, end in enumerate(ends) if end <= number)
@@ -176,6 +180,14 @@ def test_it_asks_disk_once_and_where_there_is_no_room_as_ever(state: Path, monke
         # The next one has the files synced first: the slot that it is written over would be the last to have them.
         made += put(log)
         assert synced[1:] == plain
+        synced.clear()
+        # Unless they were synced meanwhile.
+        log.settle()
+        made += put(log)
+        assert synced == [store.EVENTS, store.CHAIN, "head.json"]
+        log.settle()
+        log.settle()
+        assert synced == [store.EVENTS, store.CHAIN, "head.json", store.EVENTS, store.CHAIN]
         synced.clear()
         made += put(log, carried=False)
         assert synced == plain
@@ -314,7 +326,7 @@ def test_what_head_carries_covers_no_hole_before_it(state: Path, which: int) -> 
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("how", ["carried", "ordinary"])
+@pytest.mark.parametrize("how", ["carried", "ordinary", "settled"])
 def test_whoever_is_refused_sync_that_was_put_off_writes_no_more_and_next_writes_again(
     state: Path, monkeypatch: pytest.MonkeyPatch, which: int, how: str
 ) -> None:
@@ -325,7 +337,7 @@ def test_whoever_is_refused_sync_that_was_put_off_writes_no_more_and_next_writes
         made += put(log, 3)
         disk.refuses.add(which)
         with pytest.raises((errors.LedgerError, OSError)):
-            put(log, carried=how == "carried")
+            log.settle() if how == "settled" else put(log, carried=how == "carried")
         # Neither is anything taken by it, nor by another that was open and is told as well.
         for one in (log, other):
             with pytest.raises(errors.LedgerError):

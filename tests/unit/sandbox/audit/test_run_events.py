@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from policy import base58
+from policy.audit_log import chain
 from policy.lifecycle import State
 from sandbox.audit import open_runs
 from sandbox.audit.log import Ledger, Record
 from sandbox.audit.run_events import RunEvents
 from sandbox.rundir import registry
+
+CALLED = {
+    "agent_id": "a", "uri": "u", "side_effect_class": "read", "arguments_hash_hex": "0" * 64, "argument_bytes": 2,
+    "call": "c",
+}  # fmt: skip
 
 
 class Log:
@@ -86,3 +94,19 @@ def test_mark_made_ahead_is_taken_away_where_no_start_was_written(tmp_path: Path
         rows.leave()
         assert [one.name for one in (tmp_path / "unended").iterdir()] == ["r"]
         assert not open_runs.is_open(tmp_path, "r")
+
+
+def test_rows_of_call_are_carried_and_then_settled(tmp_path: Path) -> None:
+    place = tmp_path / "head" / "head.json"
+    with Ledger.open(tmp_path / "audit", head=place) as log:
+        issuer = {"display": "somebody@local", "pubkey": base58.encode(log.public_key.public_bytes_raw())}
+        rows = RunEvents(log, "r", issuer)
+        rows.note("the first write of a log is never carried")
+        rows.tool("tool_called", CALLED)
+        rows.sync()
+        head = chain.read_head(place.read_bytes(), log.public_key)
+        assert head is not None
+        assert head.carried is not None
+        assert head.carried.count == 1
+        rows.settle()
+        assert [json.loads(line)["kind"]["type"] for _, line in log.lines()] == ["run_state", "tool_called"]

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from policy import errors
+from sandbox.kernel.proc import pipes
 from sandbox.network.tools import wire
 from sandbox.network.tools.ledger import StartedServer, ToolLedger, ToolTerms
 
@@ -25,8 +27,11 @@ class Gate:
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Mapping[str, Any]]] = []
+        # Whether a call was acknowledged when the log was synced, and when it was settled.
+        self.acknowledged: list[tuple[str, bool]] = []
         self.pipes: list[int] = []
         terms = ToolTerms({}, "", "hello", lambda kind, row: self.rows.append((kind, row)), self.start)
+        terms = structs.replace(terms, sync=lambda: self.note("sync"), settle=lambda: self.note("settle"))
         self.ledger = ToolLedger(terms)
         ends = {name: os.dup(fd) for name, fd in self.ledger.gate_ends.items()}
         self.log, self.control = (socket.socket(fileno=ends[name]) for name in ("log", "control"))
@@ -40,6 +45,9 @@ class Gate:
         ((a, b), (c, d), (e, f)) = (os.pipe() for _ in range(3))
         self.pipes = [a, d, f]
         return StartedServer(b, c, e)
+
+    def note(self, act: str) -> None:
+        self.acknowledged.append((act, pipes.readable(self.log.fileno(), 0)))
 
     def tell(self, kind: str, fields: Mapping[str, Any]) -> errors.RunError | None:
         self.log.send(json.dumps({"kind": kind, "fields": fields}).encode())
@@ -62,6 +70,7 @@ def gate() -> Iterator[Gate]:
 
 def test_call_is_acknowledged_when_it_is_written(gate: Gate) -> None:
     assert gate.tell("tool_called", {**CALLED, "call": "c", "agent_id": "another"}) is None
+    assert gate.acknowledged == [("sync", False), ("settle", True)]
     assert gate.log.recv(8) == wire.ACK
     assert gate.rows == [("tool_called", {**CALLED, "call": "c", "agent_id": "hello"})]
     assert gate.tell("tool_answered", ANSWERED) is None
