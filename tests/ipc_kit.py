@@ -20,11 +20,13 @@ from covenant.handlers import routes
 from covenant.handlers.server import Handler
 from covenant.wire import frames
 from covenant.wire.types import AgentId
+from policy import base58
 from tests import server_kit
 
 ME = AgentId(display="operator@local", pubkey="4zvwRjXUKGfvwnParsHAS3HuSVzV5cA4McphgmoCtajS")
 YOU = AgentId(display="you@there", pubkey="8qbHbw2BbbTHBW1sbeqakYXVKRQM8Ne7pLK7m6CVfeR")
-TOKENS = {"mine": ME, "yours": YOU}
+MY_TOKEN, YOUR_TOKEN = base58.encode(b"mine" * 8), base58.encode(b"your" * 8)
+TOKENS = {MY_TOKEN: ME, YOUR_TOKEN: YOU}
 
 
 class Peers:
@@ -76,7 +78,7 @@ class Client:
         await self.send(document)
         return await self.receive()
 
-    async def enter(self, token: str = "mine") -> Client:
+    async def enter(self, token: str = MY_TOKEN) -> Client:
         answer = await self.ask({"kind": "authenticate", "token_b58": token})
         assert answer == {"kind": "authenticated", "display": TOKENS[token].display}
         return self

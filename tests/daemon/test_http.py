@@ -119,7 +119,7 @@ async def test_everything_else_does(world: World, route: Route) -> None:
 
 
 async def test_wrong_token_is_written_down_and_scheme_has_no_case(world: World) -> None:
-    async with http_kit.client(world.gateway, token="1" * 43) as client, client.get("/tools") as answer:
+    async with http_kit.client(world.gateway, token="1" * 32) as client, client.get("/tools") as answer:
         assert answer.status == 401
     assert world.audit.rows == [("authentication_failed", {"transport": "http", "reason": "unknown token"})]
     cased = {"Authorization": f"bEaReR {http_kit.TOKEN}"}
@@ -145,13 +145,13 @@ async def test_registry_that_cannot_be_read_lets_nobody_in(world: World) -> None
 
 async def test_refusal_that_cannot_be_written_down_is_503(world: World) -> None:
     world.audit.broken = OSError(28, "No space left on device")
-    async with http_kit.client(world.gateway, token="1" * 43) as client, client.get("/tools") as answer:
+    async with http_kit.client(world.gateway, token="1" * 32) as client, client.get("/tools") as answer:
         assert (answer.status, (await answer.json())["kind"]) == (503, "error")
 
 
 async def test_tokens_tried_fill_no_disk_and_keep_nobody_out(world: World) -> None:
     found = []
-    async with http_kit.client(world.gateway, token="1" * 43) as client:
+    async with http_kit.client(world.gateway, token="1" * 32) as client:
         for _ in range(20):
             async with client.get("/tools") as answer:
                 found.append(answer.status)
@@ -166,7 +166,7 @@ async def test_what_has_no_row_of_its_own_is_number_in_log_and_for_operator(tmp_
     server = server_kit.make(home=tmp_path, peers=http_kit.Peers(), audit=audit, identity=http_kit.Identity())
     async with http_kit.serving(server, wrong_tokens=2, wrong_seconds=3600.0) as gateway:
         found = []
-        async with http_kit.client(gateway, token="1" * 43) as client:
+        async with http_kit.client(gateway, token="1" * 32) as client:
             for _ in range(7):
                 async with client.get("/tools") as answer:
                     found.append(answer.status)

@@ -126,7 +126,7 @@ async def test_peer_sees_its_own_and_is_refused_rest(covenant_home: Path) -> Non
 
 async def test_what_cannot_be_let_in_is_in_log(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home, http_port=0) as daemon:
-        async with client(daemon, "1" * 43) as session, session.get("/tools") as answer:
+        async with client(daemon, "1" * 32) as session, session.get("/tools") as answer:
             assert answer.status == 401
         found = await daemon.ask("recent_audit", limit=100)
     refused = [one["kind"] for one in found["events"] if one["kind"]["type"] == "authentication_failed"]

@@ -13,6 +13,7 @@ from policy import errors
 from policy.audit_log import chain
 from tests import daemon_kit, v1_client
 from tests.daemon_kit import Daemon
+from tests.doubles import async_client
 from tests.mailbox_kit import MANIFEST
 
 pytestmark = pytest.mark.anyio
@@ -186,3 +187,25 @@ async def test_stream_of_an_intent_decodes(covenant_home: Path) -> None:
         assert len({part["stream_id"] for part in parts}) == 1
         for part in parts:
             v1_client.STREAM(part)
+
+
+async def test_refused_tokens_have_version_1s_words(covenant_home: Path) -> None:
+    """Both transports say the word: `unknown` for a well-formed token, also for one that was revoked."""
+    async with daemon_kit.running(covenant_home, http_port=0) as daemon:
+        gone = (await daemon.ask("enroll_peer", display="ada@laptop", actions=[]))["token_b58"]
+        await daemon.ask("revoke_peer", token_prefix=gone[:6])
+        tokens = {"": "missing", "no-base58": "malformed", "1" * 31: "malformed", "1" * 32: "unknown", gone: "unknown"}
+        for token, word in tokens.items():
+            with pytest.raises(errors.AuthenticationError, match=f": {word}"):
+                async with async_client.connected(covenant_home, token=token):
+                    pass
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{daemon.http_port}") as session:
+            for token in tokens:
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                async with session.get("/tools", headers=headers) as answer:
+                    assert answer.status == 401
+        rows = (await daemon.ask("recent_audit", limit=100))["events"]
+        kinds = [row["kind"] for row in rows if row["kind"]["type"] == "authentication_failed"]
+        for transport in ("ipc", "http"):
+            reasons = [kind["reason"].split()[0] for kind in kinds if kind["transport"] == transport]
+            assert sorted(reasons) == sorted(tokens.values())

@@ -119,7 +119,7 @@ class Connection(Channel):
                 return await self._handshake()
             except errors.CovenantError as e:
                 # An invalid frame or request gets the same answer before the handshake.
-                reason = e.message
+                reason = e.message if isinstance(e, errors.AuthenticationError) else f"malformed: {e.message}"
         self._say(responses.AuthenticationFailed(reason=reason))
         await self._gateway.refusals.write(reason)
         return None
@@ -135,7 +135,7 @@ class Connection(Channel):
             if isinstance(request, requests.Authenticate):
                 return await authentication.admit(self._gateway.server, request.token_b58, "ipc")
             if not isinstance(request, requests.ProtocolInfo):
-                raise errors.AuthenticationError(f"the first request was `{request.kind}`")
+                raise errors.AuthenticationError(f"missing token: the first request was `{request.kind}`")
             self._say(responses.ProtocolDescription())
         return None
 

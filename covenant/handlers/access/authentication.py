@@ -6,20 +6,28 @@ from typing import Literal
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
-from policy import errors
+from policy import base58, errors
 
 Transport = Literal["ipc", "http"]
-# A token is 32 bytes in base58.
+_TOKEN_BYTES = 32
+# 32 bytes have at most 44 digits in base58.
 _LONGEST = 64
 
 
 async def admit(server: Server, token_b58: str, transport: Transport) -> Caller:
     """Return the caller that a token admits. The function that calls this audits a refusal (``refused``).
 
+    The reasons begin with version 1's words: missing, malformed, unknown. A revoked token is unknown, so the reason
+    tells a client only the form of its own text.
+
     Raises:
-        errors.AuthenticationError: the token is unknown, revoked or expired.
+        errors.AuthenticationError: the token is missing, malformed, unknown, revoked or expired.
     """
-    peer = await server.peers.authenticate(token_b58) if 0 < len(token_b58) <= _LONGEST else None
+    if not token_b58:
+        raise errors.AuthenticationError("missing token")
+    if not _is_token(token_b58):
+        raise errors.AuthenticationError("malformed token")
+    peer = await server.peers.authenticate(token_b58)
     if peer is None:
         raise errors.AuthenticationError("unknown token")
     return Caller(
@@ -40,6 +48,14 @@ def check(server: Server, caller: Caller) -> None:
     """
     if not caller.operator and not server.peers.admits(caller.agent.pubkey, caller.token_prefix):
         raise errors.AuthenticationError("the token was revoked or has ended")
+
+
+def _is_token(text: str) -> bool:
+    """Whether the text is 32 bytes in base58."""
+    try:
+        return len(text) <= _LONGEST and bool(base58.decode(text, length=_TOKEN_BYTES))
+    except ValueError:
+        return False
 
 
 async def refused(server: Server, reason: str, transport: Transport) -> None:

@@ -62,14 +62,16 @@ async def test_whoever_has_token_comes_in_after_any_number_of_questions(covenant
 @pytest.mark.parametrize(
     ("first", "reason"),
     [
-        (PING, "the first request was `ping`"),
-        ({"kind": "authenticate", "token_b58": "nobody's"}, "unknown token"),
-        ({"kind": "authenticate", "token_b58": ""}, "unknown token"),
-        ({"kind": "authenticate", "token_b58": "1" * 5000}, "unknown token"),
-        ({"kind": "authenticate"}, "`token_b58`: field required"),
-        ({"kind": "nonsense"}, "no request has the kind `nonsense`"),
-        (b"not json", "not JSON at line 1 column 1"),
-        (b"[" * 1000, "nested deeper than 64 levels"),
+        (PING, "missing token: the first request was `ping`"),
+        ({"kind": "authenticate", "token_b58": "nobody's"}, "malformed token"),
+        ({"kind": "authenticate", "token_b58": "1" * 31}, "malformed token"),
+        ({"kind": "authenticate", "token_b58": "1" * 32}, "unknown token"),
+        ({"kind": "authenticate", "token_b58": ""}, "missing token"),
+        ({"kind": "authenticate", "token_b58": "1" * 5000}, "malformed token"),
+        ({"kind": "authenticate"}, "malformed: `token_b58`: field required"),
+        ({"kind": "nonsense"}, "malformed: no request has the kind `nonsense`"),
+        (b"not json", "malformed: not JSON at line 1 column 1"),
+        (b"[" * 1000, "malformed: nested deeper than 64 levels"),
     ],
 )
 async def test_any_other_first_frame_ends_connection_and_is_written(
@@ -114,7 +116,7 @@ async def test_flood_of_wrong_tokens_has_few_rows_and_is_counted(covenant_home: 
         assert len(adapter.audit.of("authentication_failed")) == 2
         adapter.gateway.group.cancel_scope.cancel()
     reasons = [row["reason"] for row in adapter.audit.of("authentication_failed")]
-    alone = "unknown token"
+    alone = "malformed token"
     assert reasons == [alone, alone, f"28 more were refused and not written one by one; the last: {alone}"]
 
 
@@ -130,7 +132,7 @@ async def test_who_only_looks_in_leaves_no_row(covenant_home: Path) -> None:
 async def test_nobody_authenticates_twice(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as client:
         await client.enter()
-        answer = await client.ask({"kind": "authenticate", "token_b58": "yours"})
+        answer = await client.ask({"kind": "authenticate", "token_b58": ipc_kit.YOUR_TOKEN})
         assert (answer["kind"], answer["code"]) == ("error", "authentication_failed")
         assert await client.ask(PING) == PONG
 
@@ -156,7 +158,7 @@ async def test_what_was_answered_does_not_wait_for_what_takes_long(covenant_home
         await client.send(PING, {"kind": "purge_memory", "before_ms": 1}, PING)
         assert await client.receive() == PONG
         async with adapter.client() as other:
-            await other.enter("yours")
+            await other.enter(ipc_kit.YOUR_TOKEN)
             assert await other.ask(PING) == PONG
         gate.open.set()
         assert await client.receive() == {"kind": "memory_purged", "purged": 1}
@@ -292,7 +294,7 @@ async def test_frame_no_request_is_error_and_next_one_is_answered(covenant_home:
 
 async def test_frame_too_long_ends_its_own_connection_only(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as other, adapter.client() as client:
-        await other.enter("yours")
+        await other.enter(ipc_kit.YOUR_TOKEN)
         await client.enter()
         await client.stream.send((frames.MAX_BYTES + 1).to_bytes(4, "big"))
         assert (await client.receive())["code"] == "bad_frame"
@@ -315,7 +317,7 @@ async def test_half_frame_ends_its_own_connection_only(covenant_home: Path) -> N
         adapter.client() as other,
         adapter.client() as client,
     ):
-        await other.enter("yours")
+        await other.enter(ipc_kit.YOUR_TOKEN)
         await client.enter()
         await client.stream.send(ipc_kit.frame(PING)[:-1])
         assert (await client.receive())["code"] == "bad_frame"
@@ -353,7 +355,7 @@ async def test_large_frames_of_one_peer_wait_for_each_other_and_for_no_other(cov
     ):
         await first.enter()
         await second.enter()
-        await other.enter("yours")
+        await other.enter(ipc_kit.YOUR_TOKEN)
         places = adapter.gateway.peers[ipc_kit.ME.pubkey].large
         await first.stream.send(large[:-1])
         while places.value:
@@ -378,7 +380,7 @@ async def test_one_that_reads_nothing_holds_up_nobody_and_goes(covenant_home: Pa
         adapter.client() as other,
         adapter.client() as client,
     ):
-        await other.enter("yours")
+        await other.enter(ipc_kit.YOUR_TOKEN)
         await client.enter()
         await client.send(*({"kind": "recent_memory"} for _ in range(50)))
         for _ in range(20):
@@ -391,7 +393,7 @@ async def test_one_that_reads_nothing_holds_up_nobody_and_goes(covenant_home: Pa
 
 async def test_flood_of_requests_leaves_others_their_turn(covenant_home: Path) -> None:
     async with ipc_kit.running(covenant_home) as adapter, adapter.client() as other, adapter.client() as client:
-        await other.enter("yours")
+        await other.enter(ipc_kit.YOUR_TOKEN)
         await client.enter()
         flood = ipc_kit.frame(PING) * 20_000
         async with anyio.create_task_group() as group:
@@ -413,7 +415,7 @@ async def test_strangers_make_room_for_strangers_and_take_none_from_those_inside
             assert told["code"] == "too_many_requests"
             assert await first.receive() is None
             async with adapter.client() as late:
-                await late.enter("yours")
+                await late.enter(ipc_kit.YOUR_TOKEN)
                 assert await late.ask(PING) == PONG
             assert await inside.ask(PING) == PONG
             for one in idle:
@@ -428,7 +430,7 @@ async def test_more_connections_than_there_may_be_are_told_so(covenant_home: Pat
         adapter.client() as second,
     ):
         await first.enter()
-        await second.enter("yours")
+        await second.enter(ipc_kit.YOUR_TOKEN)
         async with adapter.client() as third:
             assert (await third.receive())["code"] == "too_many_requests"
             assert await third.receive() is None
@@ -444,9 +446,10 @@ async def test_one_peer_has_bound_of_its_own(covenant_home: Path) -> None:
         adapter.client() as other,
     ):
         await first.enter()
-        assert (await second.ask({"kind": "authenticate", "token_b58": "mine"}))["code"] == "too_many_requests"
+        refused = await second.ask({"kind": "authenticate", "token_b58": ipc_kit.MY_TOKEN})
+        assert refused["code"] == "too_many_requests"
         assert await second.receive() is None
-        await other.enter("yours")
+        await other.enter(ipc_kit.YOUR_TOKEN)
         assert await first.ask(PING) == PONG
     assert adapter.gateway.peers == {}
 
@@ -459,7 +462,7 @@ async def test_stop_lets_what_has_begun_be_answered(covenant_home: Path) -> None
     async with ipc_kit.running(covenant_home, handlers={"purge_memory": gate}) as adapter, adapter.client() as client:
         await client.enter()
         async with adapter.client() as idle:
-            await idle.enter("yours")
+            await idle.enter(ipc_kit.YOUR_TOKEN)
             await client.send({"kind": "purge_memory", "before_ms": 1})
             while not gate.came:
                 await anyio.lowlevel.checkpoint()
