@@ -137,7 +137,7 @@ def main() -> None:
             mine, tools = (statistics.median(times[name]) for name in ("ours", "raw"))
             print(f"{count:3} live: {mine:6.1f} ms, by ip and nft {tools:6.1f} ms   {ratio:.2f}")
             figures |= {f"ours_{count}": mine, f"raw_{count}": tools}
-    assert uplink.held_table(config.nft) is None
+    assert uplink.held_table() is None
     shutil.rmtree(state)
     print(json.dumps(figures))
 

@@ -42,6 +42,7 @@ from sandbox.network.reached import TellReached
 from sandbox.network.service import gate as service_gate
 from sandbox.network.ssh import gate as ssh_gate
 from sandbox.network.tls import gate as tls_gate
+from sandbox.network.uplink_watch import UplinkWatch
 
 # Expired entries are left to the kernel where there are no more.
 _FEW = base_rules.MAX_CONNECTIONS // 2
@@ -63,6 +64,7 @@ class Gateway:
     listening: publish_gate.Listening | None = None
     host: host_gate.HostGate | None = None
     forwarded: ForwardedFlows | None = None
+    watch: UplinkWatch | None = None
 
     def make(self) -> None:
         """Carry out (2) to (6).
@@ -90,7 +92,12 @@ class Gateway:
         self._count()
 
     def collect(self) -> None:
-        """Remove expired entries from the tables, and count the destinations of the others. Called every second."""
+        """Remove expired entries from the tables, and count the destinations of the others. Called every second.
+
+        The way out is made again where the host has lost a part of it.
+        """
+        if self.watch is not None:
+            self.watch.look()
         self._count()
 
     def _count(self) -> None:
@@ -183,6 +190,8 @@ def opened(
             else:
                 gateway.place = place = plug()  # (5)
                 note({**about, "ipv4": place.ipv4, "ipv6": place.ipv6})
+                watch = UplinkWatch(config.uplink, addresses.host_device(run_id), binary)
+                gateway.watch = stack.enter_context(contextlib.closing(watch))
             _await_gates(gateway)  # (6)
 
         counts = None if reached is None or plug is None else ForwardedFlows(reached)

@@ -14,6 +14,7 @@ import errno
 import functools
 import os
 import re
+import socket
 import sys
 import threading
 import zlib
@@ -24,7 +25,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from policy import errors
-from sandbox.kernel.net import conntrack, netlink, nft
+from sandbox.kernel.net import conntrack, netlink, nft, nft_table
 from sandbox.kernel.net import netns as spaces
 from sandbox.network import addresses, base_rules, namespaces
 from sandbox.storage import atomic_file
@@ -83,8 +84,10 @@ def look(device: str) -> Before:
     except OSError as e:
         raise _absent(device) from e
     router = _read(_EVERYWHERE[_FORWARD4]) != 0
-    with netlink.Route() as route:
-        index = route.links().get(device, 0)
+    try:
+        index = socket.if_nametoindex(device)
+    except OSError as e:
+        raise _absent(device) from e
     ipv6: bool | None = True
     if not _read(_EVERYWHERE[_FORWARD6]):
         there = namespaces.setting(_FORWARD6.format(device)).exists()
@@ -143,7 +146,8 @@ def connecting(
 ) -> Iterator[Callable[[], addresses.Uplink]]:
     """Yield a function that connects the run's gateway to ``device`` until the block ends.
 
-    A thread makes the parts that all runs share meanwhile. The last run removes them. ``stays`` is called when a part
+    A thread makes the parts that all runs share meanwhile. The last run removes them. ``uplink_watch`` keeps them whole
+    in between. ``stays`` is called when a part
     cannot be removed; ``recover`` must remove it then.
 
     Raises:
@@ -186,30 +190,81 @@ def connecting(
 def _shared(
     turn: contextlib.ExitStack,
     undo: contextlib.ExitStack,
-    ended: Callable[[Before], None],
+    ended: Callable[[], None],
     device: str,
     binary: Path,
 ) -> Before:
     """Make the table of all runs and enable forwarding. ``ended`` undoes both."""
     turn.enter_context(_lock())
-    held = held_table(binary)
+    held = held_table()
     if held is not None and held.device != device:
         raise errors.NotEnforceableError(
             f"runs are live that use the uplink `{held.device}`",
             hint="let them end before another interface is used",
             grant="resources.network",
         )
-    if held is not None and held.index and look(device).index != held.index:
-        # The interface was made anew under its name, as a VPN does: the table describes one that is gone, or renamed.
+    now = look(device)
+    undo.callback(ended)
+    return _made(held, now, binary)
+
+
+def _made(held: Before | None, now: Before, binary: Path, *, lost: Before | None = None) -> Before:
+    """Make what is missing of the table and of forwarding. The caller holds the lock.
+
+    ``lost`` is the content of a table that was deleted: forwarding was switched on since, so ``now`` hides what was
+    before.
+    """
+    if held is not None and _is_outdated(held, now):
         forward(held, on=False)
         held = None
-    before = held or look(device)
-    undo.callback(ended, before)
+    before = held or (lost if lost is not None and not _is_outdated(lost, now) else now)
     if held is None:
         # Only the interface's name varies. The kernel takes the transaction whole or refuses it.
         nft.apply(binary, text(before), checked=False)
     forward(before, on=True)
     return before
+
+
+def _is_outdated(held: Before, now: Before) -> bool:
+    """Whether the table describes an interface that is not there any more, or a host that does not forward any more.
+
+    A VPN makes its interface anew under its name: the old one is gone, or renamed. A router may cease to be one.
+    """
+    moved = held.index != 0 and held.index != now.index
+    return moved or (held.ipv4 and not now.ipv4) or (held.ipv6 is True and now.ipv6 is not True)
+
+
+def whole(device: str, own: str, known: Before | None) -> Before | None:
+    """Return the table's content if it describes the interface, and both the interface and the run's device ``own``
+    forward; None if a part is to be mended. Without one of the two nothing can be, and ``known`` is returned.
+
+    Raises:
+        errors.KernelError: Raised as by ``held_table``.
+    """
+    try:
+        now, ours = look(device), _read(_FORWARD4.format(own)) != 0
+    except (errors.NotEnforceableError, FileNotFoundError):
+        return known
+    held = held_table()
+    if held is None or _is_outdated(held, now):
+        return None
+    return held if ours and now.ipv4 and (held.ipv6 is None or now.ipv6 is not False) else None
+
+
+def mend(device: str, own: str, known: Before | None, binary: Path) -> None:
+    """Make again what is missing of a live run's way out (``whole``). ``known`` is what the table was.
+
+    Raises:
+        errors.NotEnforceableError: Raised when there is no such interface.
+        errors.KernelError: Raised when the kernel refuses a part, or another process holds the lock.
+    """
+    with _lock(seconds=0.0):
+        forwards = namespaces.setting(_FORWARD4.format(own))
+        held = held_table()
+        if not forwards.exists() or (held is not None and held.device != device):
+            return
+        _made(held, look(device), binary, lost=known)
+        forwards.write_text("1")
 
 
 def noted(about: Mapping[str, Any]) -> addresses.Uplink | None:
@@ -231,16 +286,16 @@ def recover(runs: Mapping[str, addresses.Uplink | None], *, binary: Path) -> Non
             forget(place)
 
 
-def held_table(binary: Path) -> Before | None:
+def held_table() -> Before | None:
     """Read the earlier settings from the comment of the table in this namespace. Returns None without a table.
 
     Raises:
-        errors.KernelError: Raised when nft does not answer, or a table of this name is not ours.
+        errors.KernelError: Raised when the kernel does not answer, or a table of this name is not ours.
     """
-    found = nft.table(binary, "inet", TABLE)
+    found = nft_table.comment(TABLE)
     if found is None:
         return None
-    match = _COMMENT.search(found)
+    match = _COMMENT.fullmatch(found)
     if match is None:
         raise errors.KernelError(f"table inet {TABLE} is not one of ours", hint=f"nft delete table inet {TABLE}")
     ipv6 = None if match[3] == "-" else match[3] == "1"
@@ -312,30 +367,26 @@ def forget(place: addresses.Uplink) -> None:
             conntrack.forget(address)
 
 
-def end(name: str, binary: Path, before: Before | None = None) -> None:
-    """Delete one run's device, and with the last device all shared parts.
-
-    ``before`` is the content of the table's comment, if known: the table stays the same as long as there is a run.
-    """
+def end(name: str, binary: Path) -> None:
+    """Delete one run's device, and with the last device all shared parts."""
     with _lock(), netlink.Route() as route:
         links = route.links()
         if name in links:
             _delete(route, links[name])
         if any(link.startswith(addresses.HOST_PREFIX) for link in links if link != name):
             return
-        # A later run has written the table again if the interface was made anew.
-        held = before if before is not None and _named(before) == before.device else held_table(binary)
+        held = held_table()
         if held is not None:
             forward(held, on=False)
             # Create the table first: another program may have deleted it already, and the delete would fail.
             nft.apply(binary, f"table inet {TABLE}\ndelete table inet {TABLE}\n".encode(), checked=False)
 
 
-def _end_or_say(stays: Callable[[], None], name: str, binary: Path, before: Before) -> None:
+def _end_or_say(stays: Callable[[], None], name: str, binary: Path) -> None:
     """Call ``end``. On a failure it calls ``stays``; an earlier error stays the first."""
     first = sys.exc_info()[1]
     try:
-        end(name, binary, before)
+        end(name, binary)
     except (errors.KernelError, OSError) as e:
         stays()
         if first is None:
@@ -383,7 +434,7 @@ def _read(name: str) -> int:
 
 
 @contextlib.contextmanager
-def _lock() -> Iterator[None]:
+def _lock(seconds: float = _LOCK_SECONDS) -> Iterator[None]:
     """Hold the lock of all supervisors of this machine: the last run must know that it is the last.
 
     Raises:
@@ -391,7 +442,7 @@ def _lock() -> Iterator[None]:
     """
     fd = os.open(LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        if not atomic_file.take(fd, _LOCK_SECONDS):
+        if not atomic_file.take(fd, seconds):
             raise errors.KernelError(f"`{LOCK}` is held by another supervisor")
         yield
     finally:

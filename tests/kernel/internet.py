@@ -192,6 +192,12 @@ class Internet:
 
         return self.within(role, make)
 
+    def link(self) -> None:
+        """Make the interfaces of the host and of the world, with their addresses and routes."""
+        world = f"/proc/{os.getpid()}/fd/{self.spaces['world']}"
+        self.run("host", "ip", "-batch", "-", given=_HOST_LINKS.format(world=world))
+        self.run("world", "ip", "-batch", "-", given=_WORLD_LINKS)
+
     def forwards_ipv6(self) -> bool:
         """Whether this kernel forwards IPv6 for one interface (6.17), or the host anyway: else agents have none."""
         return self.within("host", lambda: uplink.look("eth0")).ipv6 is not None
@@ -233,11 +239,10 @@ def made() -> Iterator[Internet]:
         for role in spaces:
             still = [f"net.ipv6.conf.{n}.accept_dad=0" for n in ("all", "default")]
             net.run(role, "sysctl", "-q", "-w", *still)
-        world = f"/proc/{os.getpid()}/fd/{spaces['world']}"
-        net.run("host", "ip", "-batch", "-", given=_HOST_LINKS.format(world=world))
+        net.link()
         own = [f"address add {a}/32 dev lo" for a in (*PUBLIC, *PRIVATE, METADATA)]
         own += [f"address add {a}/128 dev lo nodad" for a in (*PUBLIC6, *PRIVATE6)]
-        net.run("world", "ip", "-batch", "-", given=_WORLD_LINKS + "\n".join(own))
+        net.run("world", "ip", "-batch", "-", given="\n".join(own))
         _serve(net)
         with tempfile.TemporaryDirectory() as folder:
             certificates = tls_servers.Certificates(Path(folder), *NAMES)

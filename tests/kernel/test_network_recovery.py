@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ import pytest
 from policy import errors
 from sandbox.attest import live_runs
 from sandbox.config import Config
+from sandbox.kernel.net import netns as spaces
 from sandbox.kernel.net import nft
 from sandbox.rundir import registry
 from sandbox.storage import package_reader as packages
@@ -256,3 +259,47 @@ def test_uplink_made_anew_forwards_for_next_run_and_no_longer() -> None:
         assert forwarding() == "0"
         other.run("host", "ip", "link", "del", "tun0")
         assert other.leftovers() == []
+
+
+def _make_anew(net: Internet) -> None:
+    """Do what a VPN does that connects again: another interface of the same name, with the same addresses."""
+    net.run("host", "ip", "link", "del", "eth0")
+    net.link()
+
+
+def _reaches(one: Opened) -> bool:
+    def connect() -> bool:
+        with socket.socket() as made:
+            made.settimeout(1)
+            return made.connect_ex(("93.184.216.34", 80)) == 0
+
+    return spaces.within(one.gateway.spaces.agent, connect)
+
+
+CHANGES: dict[str, Callable[[Internet], object]] = {
+    "interface made anew": _make_anew,
+    "ruleset flushed": lambda net: net.run("host", "nft", "flush", "ruleset"),
+    "forwarding off": lambda net: net.run("host", "sysctl", "-q", "-w", "net.ipv4.conf.all.forwarding=1",
+                                          "net.ipv4.conf.all.forwarding=0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_live_run_gets_its_way_out_back(change: str) -> None:
+    """The operator changes the host's network under two live runs. Their checks of each second make it whole again."""
+    granted = internet.entries(("93.184.216.34", "[80]", "tcp"))
+    artefacts = sample.compiled(sample.manifest(network="full", more=granted))
+    with internet.made() as net:
+        with Opened(net, artefacts) as first:
+            with Opened(net, artefacts) as second:
+                assert _reaches(first)
+                CHANGES[change](net)
+                assert not _reaches(second)
+                until = time.monotonic() + 60
+                while not (_reaches(second) and _reaches(first)):
+                    assert time.monotonic() < until
+                    for one in (second, first):
+                        net.within("host", one.gateway.collect)
+            assert _reaches(first)
+            assert UPLINK_TABLE in net.leftovers()
+        assert net.leftovers() == []

@@ -385,7 +385,7 @@ def test_without_ipv6_on_host_agent_hears_so_at_once(
 ) -> None:
     """Simulate the answer of a kernel before 6.17 that is no router."""
     artefacts = sample.compiled(sample.manifest(network="full"))
-    monkeypatch.setattr(uplink, "held_table", lambda binary: uplink.Before("eth0", False, None))
+    monkeypatch.setattr(uplink, "held_table", lambda: uplink.Before("eth0", False, None))
 
     def connect() -> int:
         with socket.socket(socket.AF_INET6) as made:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from policy import errors
-from sandbox.kernel.net import netns, nft
+from sandbox.kernel.net import netns, nft, nft_table
 from sandbox.network import ruleset_cache
 from sandbox.storage import json_cache
 
@@ -46,12 +46,12 @@ def test_what_kernel_refuses_changes_nothing_with_or_without_its_check(
             netns.within(space, lambda: ruleset_cache.apply(NFT, HALF, state=tmp_path))
     with pytest.raises(errors.KernelError):
         netns.within(space, lambda: real(NFT, HALF, checked=False))
-    assert netns.within(space, lambda: nft.table(NFT, "inet", "probe")) is None
+    assert netns.within(space, lambda: nft_table.comment("probe")) is None
     # What was refused is not remembered; what was applied is, and by its text alone.
     for text in (GOOD, GOOD, GOOD + b"\n"):
         netns.within(space, functools.partial(ruleset_cache.apply, NFT, text, state=tmp_path))
     assert checks == [True, True, True, False, True]
-    assert "192.0.2.1" in str(netns.within(space, lambda: nft.table(NFT, "inet", "probe")))
+    assert "192.0.2.1" in str(netns.within(space, lambda: nft.listed(NFT, "table", "inet", "probe")))
     # A record that others could have written is none.
     record = tmp_path / "closures" / ruleset_cache.CHECKED
     assert len(json_cache.read(record) or {}) == 2

@@ -5,8 +5,6 @@ Never for single elements of a set: the program takes ten times as long as a mes
 
 from __future__ import annotations
 
-import errno
-import os
 import subprocess
 from pathlib import Path
 
@@ -34,20 +32,6 @@ def listed(binary: Path, *what: str) -> bytes:
         errors.KernelError: Raised when the object does not exist, or nft does not answer.
     """
     return _run(binary, ["-j", "list", *what])
-
-
-def table(binary: Path, family: str, name: str) -> str | None:
-    """Return a table as text, with its comment, which the JSON leaves out. None if there is no table.
-
-    Raises:
-        errors.KernelError: Raised as by ``listed``.
-    """
-    try:
-        return _run(binary, ["list", "table", family, name]).decode("utf-8", "replace")
-    except errors.KernelError as e:
-        if e.message.endswith(os.strerror(errno.ENOENT)):
-            return None
-        raise
 
 
 def _run(binary: Path, arguments: list[str], text: bytes = b"") -> bytes:

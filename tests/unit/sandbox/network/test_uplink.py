@@ -40,7 +40,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
     lock.touch()
     made = Made(lock)
 
-    def held(binary: Path) -> Any:
+    def held() -> Any:
         made.step("table", locked=True)
         return uplink.Before("eth0", True, None, True, 0)
 
@@ -50,10 +50,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Made:
 
     monkeypatch.setattr(uplink, "LOCK", lock)
     monkeypatch.setattr(uplink, "held_table", held)
+    monkeypatch.setattr(uplink, "look", lambda device: uplink.Before(device, True, None, True, 0))
     monkeypatch.setattr(uplink, "forward", lambda before, *, on: None)
     monkeypatch.setattr(uplink, "plug", plug)
     monkeypatch.setattr(uplink, "unplug", lambda name, place: made.step("unplug", locked=False))
-    monkeypatch.setattr(uplink, "end", lambda name, binary, before: made.step("end", locked=False))
+    monkeypatch.setattr(uplink, "end", lambda name, binary: made.step("end", locked=False))
     return made
 
 
@@ -120,7 +121,7 @@ def test_one_that_never_comes_so_far_leaves_lock(made: Made) -> None:
 
 
 def test_what_cannot_be_taken_away_is_told_and_replaces_no_error(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(name: str, binary: Path, before: object) -> None:
+    def refuses(name: str, binary: Path) -> None:
         raise errors.KernelError("nft: Cannot allocate memory")
 
     monkeypatch.setattr(uplink, "end", refuses)
