@@ -34,6 +34,7 @@ from covenant.stores.mailbox.seen_envelopes import SeenEnvelopes
 from covenant.stores.memory.durable import DurableMemory
 from covenant.stores.peers.durable import DurablePeers
 from covenant.stores.settlement.durable import DurableReceipts
+from sandbox.storage import files_read
 
 _LOG: Final = logging.getLogger(__name__)
 # A store that cannot be closed must not keep the daemon from ending.
@@ -66,6 +67,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         errors.CovenantError: a store cannot be used; none stays open then.
     """
     home = settings.home
+    files_read.note(home, files_read.look(home / name for name in (secrets_file.NAME, known_hosts.NAME)))
     steady = await anyio.to_thread.run_sync(SteadyClock.open, home, clock)
     recovered: list[str] = []
     async with AsyncExitStack() as stack:

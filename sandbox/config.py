@@ -70,6 +70,8 @@ class VaultSettings(pydantic.BaseModel):
 
 
 SYSTEM_FILE = Path("/etc/covenant/config.toml")
+# Keys whose sockets and processes a supervisor makes once: a reload leaves them as they are.
+AT_START = ("socket", "metrics", "journal", "checkpoint_seconds")
 MAX_BYTES = 64 * 1024
 _MOST_ERRORS = 20
 _MAX_HOPS = 40
@@ -321,11 +323,16 @@ def load(state: Path) -> Config:
     Raises:
         errors.ConfigError: Raised when the file is malformed, too large, or writable by others.
     """
-    for path in (state / "config.toml", SYSTEM_FILE):
+    for path in files(state):
         raw = read_private(path)
         if raw is not None:
             return parse(raw, file=str(path), state=state)
     return Config(state=state)
+
+
+def files(state: Path) -> tuple[Path, Path]:
+    """Return the paths of the configuration, the first to count first."""
+    return state / "config.toml", SYSTEM_FILE
 
 
 def parse(raw: bytes, *, file: str, state: Path) -> Config:

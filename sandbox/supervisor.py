@@ -38,6 +38,7 @@ from sandbox.runner import recovery
 from sandbox.shim import signals
 from sandbox.standby import dispatch, instance, wanted
 from sandbox.standby.wanted import Wanted
+from sandbox.storage import files_read
 from sandbox.storage.package_store import PackageStore
 from sandbox.storage.trust_state import State
 
@@ -68,6 +69,7 @@ class Supervisor:
         if os.geteuid() != 0:
             raise errors.PrivilegeError("running an agent needs root", hint="run it with sudo, and give COVENANT_HOME")
         self.path = state
+        self._seen = files_read.look(configuration.files(state))
         self.config = configuration.load(state)
         self.never_granted = never_granted
         self.policies = decide.Policies()
@@ -107,6 +109,29 @@ class Supervisor:
 
     def __exit__(self, *exc: object) -> None:
         self._stack.close()
+
+    def serves(self) -> None:
+        """Record the configuration that this supervisor serves under (``covenant doctor``)."""
+        files_read.note(self.path, self._seen)
+
+    def reload(self, check: Callable[[configuration.Config], None]) -> tuple[str, ...]:
+        """Read the configuration again. Returns the changed keys that count only from the next start.
+
+        The record stays as it was if there are some.
+
+        Raises:
+            errors.ConfigError: Raised when it is malformed or ``check`` refuses it. The present one stays.
+        """
+        seen = files_read.look(configuration.files(self.path))
+        config = configuration.load(self.path)
+        check(config)
+        late = tuple(key for key in configuration.AT_START if getattr(config, key) != getattr(self.config, key))
+        kept = {key: getattr(self.config, key) for key in late}
+        self.config = config.model_copy(update=kept)
+        if not late:
+            self._seen = seen
+            self.serves()
+        return late
 
     @contextlib.contextmanager
     def in_shim(self) -> Iterator[Supervisor]:

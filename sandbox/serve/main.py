@@ -75,6 +75,7 @@ def serve(state: Path) -> None:
         supervisor.keeps_standby = True
         check_callers(supervisor.config)
         stack.enter_context(only_one(state))
+        supervisor.serves()
         listener, given = stack.enter_context(listening(supervisor))
         numbers = stack.enter_context(metrics_worker.listening(supervisor.config))
         preload.up(supervisor)

@@ -453,9 +453,8 @@ class Server:
 
     def _reload(self) -> None:
         try:
-            config = configuration.load(self.supervisor.path)
-            check_callers(config)
-            self.supervisor.config = config
+            for key in self.supervisor.reload(check_callers):
+                systemd.tell(f"`{key}` stays as it was until the supervisor is restarted")
             # Waiting workers have the old configuration; later requests are served under the new one.
             self._worker_pool.drop()
             self._worker_pool.fork_soon()

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from policy import decide
 from policy.host import HostFacts
-from sandbox.config import SYSTEM_FILE, Config
+from sandbox.config import SYSTEM_CA, Config, files
 from sandbox.kernel.cgroup import cgroup
 from sandbox.kernel.fs import filesystems
 from sandbox.rootfs import covered
@@ -39,8 +39,14 @@ class Files(Struct, frozen=True):
 
     @classmethod
     def of_config(cls, config: Config) -> Files:
-        """The configuration, and the programs that it names."""
-        names = (config.state / "config.toml", SYSTEM_FILE, config.runsc, config.nft, config.python3, config.node)
+        """The configuration, the programs that it names, and what is believed and said to its proxy."""
+        names = [*files(config.state), config.runsc, config.nft, config.python3, config.node]
+        names += [SYSTEM_CA, *config.tls.ca] if config.proxy.tls else []
+        if config.proxy.secret:
+            # Imported only here: a start without a vault does not pay for it.
+            from sandbox.vault import embedded
+
+            names.append(config.state / embedded.FOLDER / embedded.FILE)
         return cls({str(name): _identity(str(name)) for name in names})
 
     @classmethod

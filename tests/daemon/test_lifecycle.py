@@ -14,9 +14,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 import pytest
 
 from covenant import daemon
+from covenant.cli.run import doctor
 from covenant.wire import client
 from policy import errors
 from tests import daemon_kit
@@ -273,6 +275,20 @@ async def test_start_that_fails_at_last_leaves_nothing_open(covenant_home: pathl
     (covenant_home / "sock").unlink()
     async with daemon_kit.running(covenant_home, http_port=0) as one:
         assert await one.ask("ping") == {"kind": "pong"}
+
+
+async def test_doctor_names_changed_files_until_restart(covenant_home: pathlib.Path) -> None:
+    def stale() -> list[str]:
+        return [check.found for check in doctor.of_the_home() if check.name == "daemon's files"]
+
+    async with daemon_kit.running(covenant_home):
+        assert await anyio.to_thread.run_sync(stale) == []
+        (covenant_home / "secrets.toml").write_text("# later\n")
+        (covenant_home / "secrets.toml").chmod(0o600)
+        (found,) = await anyio.to_thread.run_sync(stale)
+        assert found.endswith("secrets.toml")
+    async with daemon_kit.running(covenant_home):
+        assert await anyio.to_thread.run_sync(stale) == []
 
 
 async def test_old_token_lets_nobody_in_and_connection_lives_on(covenant_home: pathlib.Path) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from covenant.cli.run import doctor
 from policy import errors
 from sandbox.run_result import RunResult
 from sandbox.rundir import registry
@@ -430,6 +431,28 @@ def test_sighup_reads_who_may_ask_again(served: Served, hello: Path) -> None:
     served.run(hello)
     done = covenant("run", str(hello), "you", "--json", served=served, uid=STRANGER)
     assert json.loads(done.stdout)["code"] == "not_a_caller"
+
+
+def test_doctor_names_changed_configuration(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the fix that it names is applied; what counts from a restart alone is named after a reload too."""
+    monkeypatch.setenv("COVENANT_HOME", str(served.world.home))
+    monkeypatch.setenv("COVENANT_STATE", str(served.world.state))
+
+    def stale() -> list[str]:
+        return [check.mend for check in doctor.of_the_home() if check.name == "supervisor's files"]
+
+    same = {"callers": [CALLER], "socket": str(served.path), "checkpoint_seconds": 0}
+    assert stale() == []
+    served.world.configure(**same, journal=False, request_seconds=20)
+    (fix,) = stale()
+    assert fix.startswith("systemctl reload covenant-supervisor")
+    os.kill(served.pid, signal.SIGHUP)
+    eventually(lambda: stale() == [])
+    served.world.configure(**same, journal=True, request_seconds=20)
+    os.kill(served.pid, signal.SIGHUP)
+    eventually(lambda: "`journal` stays as it was" in served.log())
+    (fix,) = stale()
+    assert "restart it for socket, metrics, journal" in fix
 
 
 def test_no_agent_is_caller(tmp_path: Path, warm: Path) -> None:

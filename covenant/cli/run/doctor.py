@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,7 @@ def of_the_home() -> list[Check]:
     from sandbox.doctor import Check, Status
 
     now_ms = times.now_ms()
-    checks, ending, behind_ms = [], *_ending(common.home())
+    checks, ending, behind_ms = [*_of_the_services()], *_ending(common.home())
     if behind_ms:
         found = f"the daemon's latest time is {times.age(behind_ms)} ahead of the clock"
         fix = "look at this machine's clock; if it is right now: covenant state clock"
@@ -114,6 +115,25 @@ def of_the_home() -> list[Check]:
         fix = "covenant manifest renew DIR --key NAME; grant or enrol again"
         checks.append(Check("daemon's expiry", Status.DEGRADED, about, words, fix))
     return checks
+
+
+def _of_the_services() -> Iterator[Check]:
+    """Yield a check for each service of this home that lives and has read files that have changed since."""
+    from sandbox.config import AT_START
+    from sandbox.doctor import Check, Status
+    from sandbox.storage import files_read
+
+    late = ", ".join(AT_START)
+    for service, place, lock, fix in (
+        ("supervisor", common.state, "supervisor.lock", f"reload covenant-supervisor, or restart it for {late}"),
+        ("daemon", common.home, "daemon.lock", "restart covenantd"),
+    ):
+        # Another user's directory is not looked into.
+        with contextlib.suppress(OSError, errors.CovenantError):
+            if found := files_read.changed(place(), lock):
+                words = f"changed since the {service} read it: {', '.join(found)}"
+                about = "nothing: the service goes on with what it read"
+                yield Check(f"{service}'s files", Status.DEGRADED, about, words, f"systemctl {fix}")
 
 
 def _ending(home: Path) -> tuple[list[Expiry], int]:

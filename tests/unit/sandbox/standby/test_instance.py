@@ -22,17 +22,18 @@ from policy import decide, errors
 from policy.lifecycle import State as RunState
 from policy.signing import trust
 from sandbox.audit.log import Ledger
-from sandbox.config import Config
+from sandbox.config import Config, TlsSettings
 from sandbox.kernel.net import unix_address
 from sandbox.lifecycle.context import RunContext
 from sandbox.lifecycle.run import Run
 from sandbox.lifecycle.start_mode import StartRecord
 from sandbox.lifecycle.types import DaemonTools, Request, RunDependencies
+from sandbox.proxy_settings import ProxySettings
 from sandbox.run_io import IntentDelivery, Limits
 from sandbox.rundir import directory as rundir_directory
 from sandbox.rundir import label
 from sandbox.runner.spec import SandboxFiles, SandboxSpec, StartedSandbox
-from sandbox.standby import dispatch, instance
+from sandbox.standby import dispatch, fingerprints, instance
 from sandbox.storage.trust_state import State
 from tests import rules_kit
 from tests import signing_kit as kit
@@ -307,3 +308,18 @@ def test_serial_that_was_not_accepted_is_refused(warm: Warm) -> None:
     warm.one.check_serial(trusted, None)
     with pytest.raises(errors.BusyError):
         warm.one.check_serial(trusted, structs.replace(same, serial=same.serial - 1))
+
+
+def test_new_authority_of_proxy_is_change(tmp_path: Path) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text("one")
+    trusts = TlsSettings(ca=(ca,))
+
+    def recorded(proxy: str) -> fingerprints.Files:
+        return fingerprints.Files.of_config(Config(state=tmp_path, tls=trusts, proxy=ProxySettings(url=proxy)))
+
+    made, unused = recorded("https://proxy.example:3128"), recorded("http://proxy.example:3128")
+    assert made.changed(every_file=False) is None
+    ca.write_text("another")
+    assert made.changed(every_file=False) == str(ca)
+    assert unused.changed(every_file=False) is None
