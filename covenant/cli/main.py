@@ -175,8 +175,11 @@ def entry() -> None:
         sys.exit(common.EXIT_USAGE)
     except click.ClickException as e:
         common.fail(errors.UsageError(e.format_message()), as_json=as_json)
-    except (click.Abort, KeyboardInterrupt):
-        common.fail(errors.StoppedError("interrupted"), as_json=as_json)
+    except (click.Abort, KeyboardInterrupt) as e:
+        # click raises Abort by itself for the answer no, and in place of a signal or an end of stdin.
+        declined = isinstance(e, click.Abort) and e.__context__ is None
+        words = "the answer was not yes: nothing was changed" if declined else "interrupted"
+        common.fail(errors.StoppedError(words), as_json=as_json)
     except BrokenPipeError:
         sys.exit(common.EXIT_FAILED)
     except Exception as e:

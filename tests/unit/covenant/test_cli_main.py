@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -151,3 +152,16 @@ def test_help_is_in_groups_and_has_every_command_once() -> None:
     for heading in GROUPS:
         assert f"{heading}:" in shown
     assert shown.index("Author") < shown.index("Run:") < shown.index("Operator") < shown.index("Daemon")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"), [("n\n", "the answer was not yes: nothing was changed"), ("", "give --yes")]
+)
+def test_answer_no_is_no_interruption(answer: str, said: str, covenant_home: Path) -> None:
+    command = [sys.executable, "-m", "covenant", "state", "clock"]
+    environment = os.environ | {"COVENANT_HOME": str(covenant_home)}
+    done = subprocess.run(
+        command, input=answer, capture_output=True, text=True, timeout=60, cwd=prose.ROOT, env=environment
+    )
+    assert done.returncode != 0
+    assert said in done.stderr
