@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -83,6 +84,10 @@ class Export:
         self.heard = asyncio.Event()
         self.readers = LocalReaders({"supervisor": Follower("supervisor", state / "audit")})
         self.about = sinks.About("h", "1", self._tell)
+
+    def gives_up_after(self, seconds: float) -> None:
+        """Wait so long for a target that takes nothing, as ``--timeout`` does."""
+        self.about = dataclasses.replace(self.about, patience_seconds=seconds)
 
     def _tell(self, text: str) -> None:
         self.told.append(text)

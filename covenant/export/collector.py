@@ -14,7 +14,7 @@ from typing import Any, Final
 import aiohttp
 
 from covenant.export.cursor import Cursor
-from covenant.export.sinks import About, Backoff, RowBatch
+from covenant.export.sinks import About, RowBatch
 from policy import errors
 from policy.audit_log import exported, otlp
 
@@ -75,10 +75,14 @@ class Collector:
             await self._session.close()
 
     async def post(self, signal: str, request: Posting) -> None:
-        """Post records until each is accepted or refused by itself. An outage is waited for."""
+        """Post records until each is accepted or refused by itself. An outage is waited for.
+
+        Raises:
+            errors.ExportTimeoutError: it took nothing for as long as this export waits.
+        """
         make = request.make
         pending = [(request.body, request.records)]
-        backoff = Backoff()
+        backoff = self._about.backoff(f"the collector at `{self._url}`")
         while pending:
             body, part = pending.pop()
             status, pause, said = await self._once(signal, body)

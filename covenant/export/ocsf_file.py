@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant.export.cursor import Cursor
-from covenant.export.sinks import About, Backoff, RowBatch
+from covenant.export.sinks import About, RowBatch
 from policy import errors
 from policy.audit_log import exported, ocsf
 
@@ -45,8 +45,12 @@ class Lines:
         return self._path is not None
 
     async def write(self, raw: bytes) -> None:
-        """Append whole lines, durably where it is a file. A full disk is waited for."""
-        backoff = Backoff()
+        """Append whole lines, durably where it is a file. A full disk is waited for.
+
+        Raises:
+            errors.ExportTimeoutError: it took nothing for as long as this export waits.
+        """
+        backoff = self._about.backoff(f"`{self._path}`")
         while True:
             try:
                 self._append(raw)

@@ -14,7 +14,7 @@ from typing import Final
 
 from covenant.export.cursor import Cursor, Cursors
 from covenant.export.ocsf_file import Lines, encoded
-from covenant.export.sinks import POLL_SECONDS, Tell, rows_of, save
+from covenant.export.sinks import POLL_SECONDS, About, rows_of, save
 from policy import errors
 from policy.audit_log import exported, merkle, note
 from sandbox.audit import log_follow
@@ -32,7 +32,7 @@ class ProofPump:
     lines: Lines
     readers: Readers
     cursors: Cursors
-    tell: Tell
+    about: About
     once: bool = False
 
     async def run(self) -> None:
@@ -43,7 +43,7 @@ class ProofPump:
             signed = _newest(found)
             if signed is not None and signed[1].size > (cursor.position.index if cursor.position else 0):
                 cursor = await self._prove(cursor, *signed)
-                await save(self.cursors, self.log, NAME, cursor, self.tell)
+                await save(self.cursors, self.log, NAME, cursor, self.about)
             if self.once:
                 return
             await asyncio.sleep(_LOOK_SECONDS)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from covenant.export.cursor import Cursor, Cursors
+from policy import errors
 from policy.audit_log import exported
 from sandbox.audit import log_follow
 from sandbox.audit.follow_process import Readers
@@ -27,11 +28,20 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class About:
-    """Host and version for every record, and the function that gets the remarks of the export."""
+    """Host and version for every record, and how failures of a target are treated.
+
+    ``tell`` gets the remarks of the export. ``patience_seconds``: how long a target may take nothing before the export
+    ends with an error; None waits for ever.
+    """
 
     host: str
     version: str
     tell: Tell
+    patience_seconds: float | None = None
+
+    def backoff(self, target: str) -> Backoff:
+        """Return the waits for one target, which is named in the error that ends them."""
+        return Backoff(target, self.patience_seconds)
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class Pump:
     sink: Sink
     readers: Readers
     cursors: Cursors
-    tell: Tell
+    about: About
     once: bool = False
 
     async def run(self) -> None:
@@ -81,7 +91,7 @@ class Pump:
             while (batch := await ahead.get()) is not None:
                 await self.sink.deliver(batch.content)
                 # INVARIANT: only after the acknowledgement. A kill before it repeats rows, and loses none.
-                await save(self.cursors, self.log, self.sink.name, batch.cursor, self.tell)
+                await save(self.cursors, self.log, self.sink.name, batch.cursor, self.about)
 
     async def _make(self, cursor: Cursor, ahead: asyncio.Queue[RowBatch | None]) -> None:
         """Put batches in the order of the rows, and None behind the last."""
@@ -108,16 +118,20 @@ class Pump:
         return self.sink.make(rows_of(chunk, log), log, cursor)
 
 
-async def save(cursors: Cursors, log: str, sink: str, cursor: Cursor, tell: Tell) -> None:
-    """Save a cursor. A full disk is waited for: to go on without it would repeat ever more rows after a kill."""
-    backoff = Backoff()
+async def save(cursors: Cursors, log: str, sink: str, cursor: Cursor, about: About) -> None:
+    """Save a cursor. A full disk is waited for: to go on without it would repeat ever more rows after a kill.
+
+    Raises:
+        errors.ExportTimeoutError: it took nothing for as long as this export waits.
+    """
+    backoff = about.backoff(f"the disk of the {log} log's cursor")
     while True:
         try:
             cursors.save(log, sink, cursor)
             return
         except OSError as e:
             if backoff.since is None:
-                tell(f"the cursor of the {log} log cannot be written: {e.strerror}; rows wait in the log")
+                about.tell(f"the cursor of the {log} log cannot be written: {e.strerror}; rows wait in the log")
             await asyncio.sleep(backoff.failed())
 
 
@@ -135,17 +149,31 @@ def rows_of(chunk: log_follow.Chunk, log: exported.Log) -> list[exported.Exporte
 class Backoff:
     """Wait longer after each failure in a row, with jitter, so that many exporters do not come at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: str, patience_seconds: float | None) -> None:
+        """``target`` is named in the error that ends the export after ``patience_seconds``."""
+        self._target, self._patience = target, patience_seconds
         self._seconds = FIRST_WAIT_SECONDS
         self.since: float | None = None
 
     def failed(self, at_least: float = 0.0) -> float:
-        """Return the seconds to wait; ``at_least`` is what the destination asked for."""
+        """Return the seconds to wait; ``at_least`` is what the destination asked for.
+
+        Raises:
+            errors.ExportTimeoutError: the failures have lasted as long as the export waits.
+        """
+        now = time.monotonic()
         if self.since is None:
-            self.since = time.monotonic()
-        wait = self._seconds * (0.5 + secrets.randbelow(1000) / 2000)
+            self.since = now
+        wait = max(self._seconds * (0.5 + secrets.randbelow(1000) / 2000), at_least)
         self._seconds = min(MOST_WAIT_SECONDS, self._seconds * 2)
-        return max(wait, at_least)
+        if self._patience is None:
+            return wait
+        if (left := self.since + self._patience - now) <= 0:
+            raise errors.ExportTimeoutError(
+                f"{self._target} took nothing for {self._patience:g} s; the rows are kept in the log",
+                hint="repeat the command once it is reachable; --timeout SECONDS waits longer",
+            )
+        return min(wait, left)
 
     def succeeded(self) -> float | None:
         """Forget the failures. Return the seconds that they lasted; None where there was none."""

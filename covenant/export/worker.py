@@ -65,9 +65,9 @@ async def export(
             fed += zip(logs, sums, strict=True)
         if targets.ocsf is not None:
             fed += [(log, OcsfSink(targets.ocsf, about)) for log in logs]
-        work = [Pump(log, sink, readers, cursors, about.tell, once).run() for log, sink in fed]
+        work = [Pump(log, sink, readers, cursors, about, once).run() for log, sink in fed]
         if targets.proofs is not None:
-            work += [ProofPump(log, targets.proofs, readers, cursors, about.tell, once).run() for log in logs]
+            work += [ProofPump(log, targets.proofs, readers, cursors, about, once).run() for log in logs]
         try:
             async with asyncio.TaskGroup() as group:
                 counting = group.create_task(_count(sums))

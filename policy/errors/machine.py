@@ -78,6 +78,13 @@ class LedgerError(MachineError):
     code = "ledger"
 
 
+class ExportTimeoutError(MachineError):
+    """`covenant export --once` gave up: for the time of --timeout a target took nothing. What it acknowledged is noted,
+    and the other rows are still in the log: the same command goes on with them."""
+
+    code = "export_timeout"
+
+
 class StoreError(MachineError):
     """A file of the daemon's state cannot be read or written; acknowledged data is safe."""
 

@@ -71,6 +71,52 @@ def test_collector_that_is_away_gets_every_row(state: Path, export: Export) -> N
     assert asyncio.run(play()).rows == expected(range(5))
 
 
+def test_collector_that_stays_away_ends_a_single_export(state: Path, export: Export) -> None:
+    """Nothing is lost: the next call sends what the first did not, and nothing twice."""
+    filled(state, range(5))
+    assert _outage(export, []).rows == expected(range(5))
+    filled(state, range(5, 9))
+    export.gives_up_after(0.05)
+    with pytest.raises(errors.ExportTimeoutError, match="took nothing for 0.05 s; the rows are kept in the log"):
+        asyncio.run(export.once(otlp="http://127.0.0.1:9"))
+    slow = [web.Response(status=429, headers={"Retry-After": "300"})]
+    with pytest.raises(errors.ExportTimeoutError):
+        _outage(export, [*slow, web.Response(status=503)])
+    assert _outage(export, []).rows == expected(range(5, 9))
+
+
+def test_command_without_collector_fails_with_a_fix(state: Path, tmp_path: Path) -> None:
+    """The fix that is printed works: the same command, once the collector is there."""
+    filled(state, range(3))
+
+    def call(port: int, *more: str) -> subprocess.CompletedProcess[str]:
+        url = f"http://127.0.0.1:{port}"
+        words = ["export", "--log", "supervisor", "--otlp", url, "--cursors", str(tmp_path / "cursors"), *more]
+        environment = {"COVENANT_HOME": str(tmp_path / "home"), "COVENANT_STATE": str(state), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "covenant", *words]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+    async def play() -> tuple[FakeCollector, list[subprocess.CompletedProcess[str]]]:
+        made, done = FakeCollector(), list[subprocess.CompletedProcess[str]]()
+        runner, port = await made.serve()
+        await runner.cleanup()
+        done.append(await asyncio.to_thread(call, port, "--once", "--timeout", "0.5"))
+        runner, _ = await made.serve(port)
+        done.append(await asyncio.to_thread(call, port, "--once", "--timeout", "60"))
+        await runner.cleanup()
+        return made, done
+
+    made, [away, there] = asyncio.run(play())
+    assert (away.returncode, away.stdout) == (1, "")
+    assert "took nothing for 0.5 s; the rows are kept in the log" in away.stderr
+    assert "[export_timeout]" in away.stderr
+    assert "fix: repeat the command once it is reachable" in away.stderr
+    assert (there.returncode, made.rows) == (0, expected(range(3))), there.stderr
+    # Without --once an outage is waited for, and a bound has no sense.
+    refused = call(9, "--timeout", "1")
+    assert (refused.returncode, "--timeout is for --once" in refused.stderr) == (2, True)
+
+
 def test_record_that_is_refused_by_itself_is_told(state: Path, export: Export) -> None:
     filled(state, range(9))
     made = _outage(export, [web.Response(status=413)], refused='"row 6"')

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from covenant.export import sinks, worker
     from sandbox.export_settings import ExportSettings
 
+# How long `--once` waits for a target that takes nothing: longer than a collector's restart.
+_PATIENCE_SECONDS = 60.0
+
 
 @click.command(
     epilog=common.examples(
@@ -39,6 +42,12 @@ if TYPE_CHECKING:
     help="Directory of the positions.  [default: $COVENANT_HOME/export]",
 )
 @click.option("--once", is_flag=True, help="End when all rows that are there are delivered.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0.1, 86_400),
+    metavar="SECONDS",
+    help="With --once: fail once a target has taken nothing for so long.  [default: 60]",
+)
 @click.pass_context
 def export(
     ctx: click.Context,
@@ -50,6 +59,7 @@ def export(
     names: tuple[str, ...],
     cursors: Path | None,
     once: bool,
+    timeout: float | None,
 ) -> None:
     """Send the rows of both audit logs to other systems, each at least once and in order.
 
@@ -61,9 +71,12 @@ def export(
     from covenant.export.sinks import About
     from sandbox.audit import follow_process, log_follow
 
+    if timeout is not None and not once:
+        raise errors.UsageError("--timeout is for --once", hint="add --once; without it an outage is waited for")
     settings = _settings(otlp=otlp, ocsf=ocsf, proofs=proofs, headers=headers, ca=ca)
     followers = {name: log_follow.Follower(name, path) for name, path in _logs(names)}
-    about = About(os.uname().nodename, metadata.version("covenant-supervisor"), _tell)
+    patience = (timeout or _PATIENCE_SECONDS) if once else None
+    about = About(os.uname().nodename, metadata.version("covenant-supervisor"), _tell, patience)
     owner = follow_process.WORKER_UID if os.geteuid() == 0 else os.geteuid()
     targets = _targets(settings, about, owner, to_stdout=ocsf == "-")
     place = cursors or common.home() / "export"

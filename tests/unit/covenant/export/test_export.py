@@ -282,7 +282,7 @@ def test_next_batch_is_made_while_one_is_answered(state: Path, export: Export, m
     async def play() -> _Slow:
         with cursor.opened(export.place, folder) as kept:
             slow = _Slow(kept, 5)
-            pump = sinks.Pump("supervisor", slow, export.readers, kept, export.told.append, once=True)
+            pump = sinks.Pump("supervisor", slow, export.readers, kept, export.about, once=True)
             await asyncio.wait_for(pump.run(), 30)
             return slow
 
