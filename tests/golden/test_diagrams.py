@@ -12,6 +12,7 @@ import pathlib
 import re
 
 from policy import lifecycle
+from sandbox.network.gate import uids
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PLACE = ROOT / "docs" / "diagrams"
@@ -96,9 +97,15 @@ def test_rooms_and_arrows_are_those_of_code() -> None:
     assert imports - reached == set()
 
 
+def test_each_process_beside_runs_is_drawn_with_its_uid() -> None:
+    drawn = (PLACE / "gates.dot").read_text() + (PLACE / "boundaries.dot").read_text()
+    known = {value for name, value in vars(uids).items() if name.isupper() and isinstance(value, int)}
+    assert {int(number) for number in re.findall(r"(?<!\d)649\d\d(?!\d)", drawn)} == known
+
+
 def test_each_picture_is_of_its_text() -> None:
     texts = sorted(PLACE.glob("*.dot"))
-    assert len(texts) >= 5
+    assert len(texts) >= 6
     for text in texts:
         first, _, svg = text.with_suffix(".svg").read_text().partition("\n")
         assert first == f"<!-- of {text.name}, sha256 {hashlib.sha256(text.read_bytes()).hexdigest()} -->", text.name
