@@ -5,6 +5,7 @@ Pictures of three pages are in build/pictures afterwards.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -66,6 +67,24 @@ def test_link_that_leads_nowhere_fails(tmp_path: Path) -> None:
     done = subprocess.run([clone / "scripts/site", tmp_path / "site"], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert not (tmp_path / "site").exists()
+
+
+def test_second_build_gives_same_bytes(site: Path, tmp_path: Path) -> None:
+    """From files in another order, at another place and time, under a umask that hides files from a web server."""
+    clone, made = tmp_path / "clone", tmp_path / "site"
+    pages = [ROOT / name for name in ("README.md", "SECURITY.md", "CHANGELOG.md", "LICENSE", "scripts/site")]
+    for path in reversed([*pages, *sorted(one for one in (ROOT / "docs").rglob("*") if one.is_file())]):
+        (clone / path.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, clone / path.relative_to(ROOT))
+    (clone / ".venv").symlink_to(ROOT / ".venv")
+    more = {"SOURCE_DATE_EPOCH": "1", "TZ": "Asia/Tokyo", "LC_ALL": "C"}
+    command = [str(clone / "scripts/site"), str(made)]
+    subprocess.run(command, env={**os.environ, **more}, capture_output=True, check=True, umask=0o077)
+    first, second = ({str(one.relative_to(top)): one for one in top.rglob("*")} for top in (site, made))
+    assert set(first) == set(second)
+    changed = [name for name, one in first.items() if one.is_file() and one.read_bytes() != second[name].read_bytes()]
+    assert changed == []
+    assert {one.stat().st_mode & 0o777 for one in made.rglob("*.html")} == {0o644}
 
 
 @pytest.mark.parametrize("name", ["index", "docs/getting-started", "docs/architecture"])
