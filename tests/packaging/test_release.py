@@ -8,6 +8,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import struct
@@ -19,16 +20,35 @@ from typing import Any
 
 import pytest
 
-from scripts.release import container, recipe, signature
+from scripts.machine.console import SetupError
+from scripts.release import changelog, container, recipe, signature
 from tests import release_kit
 
 
-def _make(clone: pathlib.Path, out: pathlib.Path, *formats: str) -> None:
+def _make(clone: pathlib.Path, out: pathlib.Path, *words: str, **more: Any) -> None:
     # A user's umask and language are not part of a package.
-    environment = {**os.environ, "LC_ALL": "C", "TZ": "Asia/Tokyo", "TMPDIR": str(out.parent)}
-    command = [str(clone / "scripts/package"), "--out", str(out), *formats]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, umask=0o077)
+    place = {"LC_ALL": "C", "TZ": "Asia/Tokyo", "TMPDIR": str(out.parent)}
+    options: dict[str, Any] = {"env": {**os.environ, **place}, "umask": 0o077, **more}
+    command = [str(clone / "scripts/package"), "--out", str(out), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, **options)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _copy(clone: pathlib.Path, copy: pathlib.Path) -> None:
+    """Copy the tracked files in the other order, and make one commit of them, each time at the same second."""
+    for file in reversed(recipe.read(clone).files):
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(clone / file, copy / file, follow_symlinks=False)
+    who = {f"GIT_{role}_{field}": "tester" for role in ("AUTHOR", "COMMITTER") for field in ("NAME", "EMAIL")}
+    dates = {f"GIT_{role}_DATE": "1795900000 +0000" for role in ("AUTHOR", "COMMITTER")}
+    for words in (["init", "-q"], ["add", "--all", "--force"], ["commit", "-q", "-m", "made"]):
+        command = ["git", "-c", "core.hooksPath=/dev/null", *words]
+        subprocess.run(command, cwd=copy, env={**os.environ, **who, **dates}, check=True, capture_output=True)
+
+
+def _rename_first_version(clone: pathlib.Path, heading: str) -> None:
+    path = clone / changelog.NAME
+    path.write_text(re.sub(r"^## .*$", heading, path.read_text(), count=1, flags=re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +60,19 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def made(clone: pathlib.Path, key: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+def named(clone: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The clone as it is tagged: its changes have their version."""
+    copy = tmp_path_factory.mktemp("named") / "clone"
+    _copy(clone, copy)
+    _rename_first_version(copy, f"## {recipe.read(clone).version}")
+    return copy
+
+
+@pytest.fixture(scope="module")
+def made(named: pathlib.Path, key: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Everything that `scripts/package` makes, signed."""
     out = tmp_path_factory.mktemp("release") / "dist"
-    _make(clone, out, "--sign", str(key))
+    _make(named, out, "--sign", str(key))
     return out
 
 
@@ -59,25 +88,16 @@ def _entries(made: pathlib.Path) -> dict[str, tuple[str, str]]:
     return {words[5].split(" -> ")[0].removeprefix("."): (words[0], words[1]) for words in lines}
 
 
-def test_build_of_another_user_gives_same_bytes(clone: pathlib.Path, made: pathlib.Path) -> None:
+def test_build_of_another_user_gives_same_bytes(named: pathlib.Path, made: pathlib.Path) -> None:
     """Each file of a release, checksums too, from a copy at another place whose files were made in another order."""
     with tempfile.TemporaryDirectory() as name:
         place = pathlib.Path(name)
         copy, out = place / "copy", place / "dist"
-        source = recipe.read(clone)
-        for file in reversed(source.files):
-            (copy / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(clone / file, copy / file, follow_symlinks=False)
-        for words in (["init", "-q"], ["add", "--all", "--force"]):
-            subprocess.run(["git", *words], cwd=copy, check=True, capture_output=True)
+        _copy(named, copy)
         for path in (place, *place.rglob("*")):
             os.chown(path, 4242, 4242, follow_symlinks=False)
-        more = {"HOME": name, "SOURCE_DATE_EPOCH": str(source.epoch), "LC_ALL": "C.UTF-8", "TZ": "America/Lima"}
-        command = [str(copy / "scripts/package"), "--out", str(out)]
-        environment = {**os.environ, **more, "TMPDIR": name}
-        uid: dict[str, Any] = {"user": 4242, "group": 4242, "extra_groups": [], "umask": 0o027}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1200, **uid)
-        assert done.returncode == 0, done.stdout + done.stderr
+        more = {"HOME": name, "LC_ALL": "C.UTF-8", "TZ": "America/Lima", "TMPDIR": name}
+        _make(copy, out, env={**os.environ, **more}, user=4242, group=4242, extra_groups=[], umask=0o027)
         second = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in out.iterdir()}
     first = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in made.iterdir()}
     del first["SHA256SUMS.sig"]
@@ -227,6 +247,24 @@ def test_unfit_key_is_refused_before_a_build(clone: pathlib.Path, tmp_path: path
         assert says in done.stderr
         assert "fix: ssh-keygen -t ed25519" in done.stderr
     assert not (tmp_path / "dist").exists()
+
+
+def test_unnamed_version_is_refused_before_a_build(
+    named: pathlib.Path, key: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The fix that is printed is applied, and is enough."""
+    copy, version = tmp_path / "clone", recipe.read(named).version
+    _copy(named, copy)
+    _rename_first_version(copy, changelog.PENDING)
+    command = [str(copy / "scripts/package"), "--out", str(tmp_path / "dist"), "--sign", str(key)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert not (tmp_path / "dist").exists()
+    assert f"still calls the changes of {version} `## Unreleased`" in done.stderr
+    subprocess.run(done.stderr.split("fix: ")[1].split(", then")[0], shell=True, cwd=copy, check=True)
+    changelog.check(copy, version)
+    with pytest.raises(SetupError, match=r"the first version of CHANGELOG\.md is"):
+        changelog.check(copy, "9.9.9")
 
 
 # --- the .rpm
