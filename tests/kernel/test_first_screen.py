@@ -1,4 +1,4 @@
-"""The first screen of README.md, as typed: an agent of npm works on a checkout, and prints what the screen shows."""
+"""The example of README.md, as typed: an agent of npm works on a checkout, and prints what the screen shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from tests.kernel.test_page_exec import Typist
 from tests.kernel.world import ROOT
 
-SCREEN = (ROOT / "README.md").read_text().partition("\n## ")[0]
+SCREEN = (ROOT / "README.md").read_text().partition("\n## An agent on your checkout\n")[2].partition("\n## ")[0]
 STEP = re.compile(r"^# ((?:.*\\\n)*.*)\n((?:(?!# ).*\n)*)", re.MULTILINE)
 GIT = ("git", "-c", "safe.directory=*", "-c", "user.name=owner", "-c", "user.email=owner@example.invalid")
 
@@ -82,10 +82,11 @@ def test_readme_shows_what_is_printed(typist: Typist, project: Path, port: int) 
         out, err = typist.typed(line.replace("RUN", run))
         return [line.replace(run, "RUN") if run else line for line in [*out.splitlines(), *err.splitlines()]]
 
-    (once,) = re.findall(r"^```sh\n(.*?)^```", SCREEN, re.MULTILINE | re.DOTALL)
+    # In the order of the page: what is made once, and then the example.
+    (kind, once), (other, block) = re.findall(r"^```(\w+)\n(.*?)^```", SCREEN, re.MULTILINE | re.DOTALL)
+    assert (kind, other) == ("sh", "console")
     for line in once.splitlines():
         typed(line, "")
-    (block,) = re.findall(r"^```console\n(.*?)^```", SCREEN, re.MULTILINE | re.DOTALL)
     steps = STEP.findall(block)
     assert [re.findall(r"covenant (\w+)", command)[:1] for command, _ in steps] == [
         *([], ["exec"], ["workspace"], ["workspace"])
