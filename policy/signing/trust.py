@@ -329,7 +329,8 @@ def signing_keys(root: TrustRoot, signed: envelopes.Envelope, *, where: str = _W
         )
     raise errors.UnknownKeyError(
         "no signature is by a key of the trust root",
-        hint="covenant trust show lists the keys that may sign",
+        hint="covenant manifest sign PACKAGE --key NAME --fresh, by a key that `covenant trust show` lists; "
+        "to add the key that signed: covenant trust add NAME --sign-with ROOTKEY",
         where=where,
     )
 

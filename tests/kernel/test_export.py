@@ -77,7 +77,7 @@ def test_collector_that_stays_away_ends_a_single_export(state: Path, export: Exp
     assert _outage(export, []).rows == expected(range(5))
     filled(state, range(5, 9))
     export.gives_up_after(0.05)
-    with pytest.raises(errors.ExportTimeoutError, match="took nothing for 0.05 s; the rows are kept in the log"):
+    with pytest.raises(errors.ExportTimeoutError, match=r"took nothing for 0\.05 s; the rows are kept in the log"):
         asyncio.run(export.once(otlp="http://127.0.0.1:9"))
     slow = [web.Response(status=429, headers={"Retry-After": "300"})]
     with pytest.raises(errors.ExportTimeoutError):

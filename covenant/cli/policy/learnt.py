@@ -158,6 +158,7 @@ def report(
     target: Path, found: LearntProposal, seen: Observed, status: int, *, quiet: bool, taken_out: Sequence[str] = ()
 ) -> None:
     """Say on stderr what was learnt, what was left out, and what comes next."""
+    from covenant.cli.operator import trust_update_steps
     from covenant.session import learning
 
     if not quiet:
@@ -176,4 +177,5 @@ def report(
         common.say(f"note: the run ended with status {status}: only what it did until then is learnt", err=True)
     place = common.visible(shlex.quote(str(target)))
     run = f"covenant run {place}{'' if found.workspace is None else ' --workspace DIR'}"
-    common.say(f"written: {place}, unsigned; covenant manifest sign {place} --key NAME, then {run}", err=True)
+    steps = trust_update_steps.until_it_runs(place, run)
+    common.say(f"written: {place}, unsigned; {steps}", err=True)

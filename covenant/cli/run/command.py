@@ -385,10 +385,9 @@ def show(made: Session) -> None:
 
 def _saved(directory: Path, made: Session) -> int:
     from covenant import scaffold
+    from covenant.cli.operator import trust_update_steps
 
     scaffold.write(directory, scaffold.Scaffold("exec", {"agent.toml": (made.text().encode(), 0o644)}))
-    place = shlex.quote(str(directory))
-    common.say(
-        f"saved: covenant manifest sign {common.visible(place)} --key NAME, then covenant run {common.visible(place)}"
-    )
+    place = common.visible(shlex.quote(str(directory)))
+    common.say(f"saved: {trust_update_steps.until_it_runs(place, f'covenant run {place}')}")
     return common.EXIT_DONE

@@ -43,6 +43,20 @@ def trusted(package: Path) -> Path:
     return package
 
 
+def test_fix_for_unknown_key_ends_the_refusal(trusted: Path) -> None:
+    """Each of the two ways of the fix, as it is printed, is enough."""
+    done("keys", "new", "me", "--no-passphrase")
+    done("manifest", "sign", trusted, "--key", "me", "--fresh")
+    ours, _, other = str(refused("unknown_key", "manifest", "verify", trusted).hint).partition("; ")
+    sign, add = (text[text.index("covenant") :].partition(",")[0].split()[1:] for text in (ours, other))
+    done(*(str(trusted) if word == "PACKAGE" else word.replace("NAME", "ann") for word in sign))
+    done("manifest", "verify", trusted)
+    done("manifest", "sign", trusted, "--key", "me", "--fresh")
+    refused("unknown_key", "manifest", "verify", trusted)
+    done(*(word.replace("NAME", "me").replace("ROOTKEY", "ann") for word in add))
+    done("manifest", "verify", trusted)
+
+
 def test_sign_warns_of_what_run_refuses_here(trusted: Path) -> None:
     done("keys", "new", "me", "--no-passphrase")
     sign = ("manifest", "sign", trusted, "--key", "me", "--fresh")
