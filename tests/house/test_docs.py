@@ -170,6 +170,15 @@ def test_check_sees(clone: pathlib.Path, line: str) -> None:
         check(line, clone)
 
 
+def test_headings_of_a_page_differ(clone: pathlib.Path) -> None:
+    """A link to a section leads to the first of its name."""
+    twice = []
+    for page in _pages(clone):
+        headings = re.findall(r"^#+ .*$", _ANY_FENCE.sub("", page.read_text()), re.MULTILINE)
+        twice += [f"{page.relative_to(clone)}: {one}" for one in set(headings) if headings.count(one) > 1]
+    assert twice == []
+
+
 def test_pages_name_their_subjects(clone: pathlib.Path) -> None:
     """Rule 1 of writing holds for the pages as for docstrings; records of decisions and changes are as they were."""
     found = []

@@ -53,7 +53,8 @@ def served(warm: Path) -> Iterator[Served]:
 
 def bridge() -> str:
     """The program of the page."""
-    found = re.search(r"```python\n(.*?)```", PAGE[PAGE.index("## Tools of the daemon") :], re.DOTALL)
+    section = PAGE[PAGE.index("## Tools of packages, called by the daemon") :]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
     assert found is not None
     return found[1]
 
