@@ -20,7 +20,7 @@ _NUMBERS = "numbers and ranges"
 
 # Sections of the page about grants; the other page has the rest.
 _GRANTS = frozenset({"permissions", "spawn", "services", "tools", "publish"})
-_WRITTEN = f"Written by `{COMMAND}` from the models in `policy/manifest`; do not edit."
+_WRITTEN = f"<!-- Written by `{COMMAND}` from the models in policy/manifest; do not edit. -->"
 
 _INTRO = f"""\
 # agent.toml

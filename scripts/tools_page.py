@@ -22,7 +22,7 @@ _URI = "matrix://tool/mcp/fs/read_text_file@2026.1.14"
 _INTRO = f"""\
 # tools.json
 
-Written by `{COMMAND}`; do not edit.
+<!-- Written by `{COMMAND}`; do not edit. -->
 
 `{document.FILE}` beside `agent.toml` names the tools of an agent: MCP servers, in the format of Matrix, read strictly
 ([schema](schema/tools.schema.json)). A running agent calls them at `http://tools.covenant/mcp`

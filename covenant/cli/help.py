@@ -51,7 +51,7 @@ def page() -> str:
         "Each error has a code; `covenant help CODE` explains it. Below, the codes are grouped by who must act. With",
         "`--json` an error is one document: `kind`, `message`, `code`, `hint` (the fix), `where`.",
         "",
-        "Written by `python -m covenant.cli.help > docs/errors.md` from the table in `policy/errors`; do not edit.",
+        "<!-- Written by `python -m covenant.cli.help > docs/errors.md`; do not edit. -->",
     ]
     for actor, who in _ACTORS.items():
         lines += ["", f"## {who[0].upper()}{who[1:]} must act", "", "| code | meaning |", "|---|---|"]
