@@ -17,6 +17,7 @@ from policy.decompile import calls, read
 from policy.decompile.read import Decompiled, Grants
 from policy.explain import workspaces
 from policy.grants.effective import DOMAINS, Effective
+from policy.grants.executables import ExecutableSet
 from policy.grants.paths import MODES, SHARED, FilesystemGrants
 from policy.grants.resources import UNITS, Ceilings
 from policy.grants.services import ServiceSet, TelemetrySet, WebSet
@@ -95,7 +96,7 @@ def compare_artefacts(old: Artefacts, new: Artefacts) -> Diff:
         errors.ArtefactError: one of them cannot be read back.
     """
     before, after = read.read(old.files), read.read(new.files)
-    found = compare(before.grants, after.grants)
+    found = compare(_with_programs_of_tree(before, after), _with_programs_of_tree(after, before))
     added, removed = arguments(after, before), arguments(before, after)
     higher, lower = _by_holder(after, before), _by_holder(before, after)
     rows = list(found.rows)
@@ -111,7 +112,24 @@ def compare_artefacts(old: Artefacts, new: Artefacts) -> Diff:
         rows.append(DiffRow("writes files of the host", "workspace", "workspace term", shown, hidden))
     rows.sort(key=_place)
     differs = tuple(name for name, fact in _FACTS.items() if fact(before) != fact(after))
+    contents = {one.name: one.digest for one in before.seen.programs}
+    if any(contents.get(one.name, one.digest) != one.digest for one in after.seen.programs):
+        differs = (*differs, _CONTENT)
     return Diff(found.widens or bool(added or higher or shown), tuple(rows), differs)
+
+
+def _with_programs_of_tree(mine: Decompiled, other: Decompiled) -> Grants:
+    """Return the grants of ``mine`` with the programs that ``other`` names and that are in a tree of ``mine``.
+
+    Two roots of the same layers have the same files, so a tree of one contains what the other names of its layers.
+    """
+    image = mine.seen.image
+    if "root" not in image.trees or image.layers != other.seen.image.layers:
+        return mine.grants
+    inside = set(other.seen.image.programs)
+    own, named = mine.grants.executables, other.grants.executables
+    files = {*own.files, *(one for one in named.files if one.path in inside)}
+    return structs.replace(mine.grants, executables=ExecutableSet(tuple(files), own.any, own.trees))
 
 
 def _by_holder(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
@@ -133,6 +151,7 @@ def arguments(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
     return tuple(f"call {one.name} with more arguments" for one in found if one.name in other.calls.allowed)
 
 
+_CONTENT = "the content of a granted program"
 # What says nothing about grants and still makes another sandbox.
 _FACTS: dict[str, Callable[[Decompiled], object]] = {
     "the machine's architecture": lambda d: d.arch,
@@ -144,7 +163,6 @@ _FACTS: dict[str, Callable[[Decompiled], object]] = {
     "the layers of its root": lambda d: d.seen.image.layers,
     "the size of /dev/shm": lambda d: d.seen.shared_mb,
     "the terms of its workspace": lambda d: d.seen.workspace,
-    "the content of a granted program": lambda d: {p.name: p.digest for p in d.seen.programs},
     "runsc": lambda d: d.runsc,
 }
 

@@ -141,7 +141,7 @@ def _say_diff(found: Diff) -> None:
             if len(lines) > _SHOWN:
                 common.say(f"  {sign} and {len(lines) - _SHOWN} more (--json lists them)")
     for name in found.differs:
-        common.say(f"  ~ {common.visible(name)} is another one")
+        common.say(f"  ~ not the same: {common.visible(name)}")
     common.say("it widens what the agent may do" if found.widens else "it widens nothing")
 
 

@@ -175,6 +175,23 @@ def test_diff_tells_of_tree_and_process() -> None:
     assert "how it is started" in diff.compare_artefacts(after, spoken).differs
 
 
+def test_program_of_a_tree_is_no_wider_than_the_tree() -> None:
+    """A manifest that names programs of its layers is narrower than one that grants all of the same root."""
+    whole = sample.compiled(shell(MORE.replace('"layer:tools"', '"root"')), facts())
+    manifest = shell(MORE.replace('"layer:tools"', '"/usr/bin/cat"'))
+    program = ClosureFile("/usr/bin/cat", "file", 0o755, 1, "e" * 64)
+    cat = Closure("/usr/bin/cat", "/usr/bin/cat", (program,), layered=True)
+    named = sample.compiled(manifest, structs.replace(facts(), executables={"/usr/bin/cat": cat}))
+    assert "/usr/bin/cat" in named.json("mounts.json")["root"]["image"]["programs"]
+    found = diff.compare_artefacts(whole, named)
+    assert (found.widens, [row.removed for row in found.rows]) == (False, [("execute every program of root",)])
+    assert diff.compare_artefacts(named, whole).widens
+    # The control: a program of the host, and one of another root.
+    assert diff.compare_artefacts(whole, sample.compiled(manifest, _with_cat())).widens
+    other = sample.compiled(shell(MORE.replace('"layer:tools"', '"root"').replace("tools@", "others@")), facts())
+    assert diff.compare_artefacts(other, named).widens
+
+
 def test_child_gets_no_tree_that_its_parent_has_not() -> None:
     parent = sample.compiled(shell(MORE.replace('"layer:tools"', '"/usr/bin/cat"')), _with_cat())
     child = sample.compiled(shell(), facts())
