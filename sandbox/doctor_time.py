@@ -15,7 +15,7 @@ from sandbox.config import Config
 from sandbox.doctor_network import DEGRADED, OK, UNKNOWN, Look
 from sandbox.storage.trust_state import State
 
-_SET_CLOCK = "look at this machine's clock; if it is right now: sudo covenant state clock"
+_SET_CLOCK = "look at this machine's clock; if it is right now: covenant state clock (as root)"
 
 
 def clock(config: Config) -> Look:

@@ -52,7 +52,7 @@ AHEAD_MS = 5 * 60_000
 
 _WHERE = packages.ENVELOPE_NAME
 _CLOCK_HINT = (
-    "the clock was ahead once: look at it; if it is right now: sudo covenant state clock, and then: "
+    "the clock was ahead once: look at it; if it is right now: covenant state clock (as root), and then: "
     "covenant manifest sign PACKAGE --fresh"
 )
 _REVOKED_HINT = "sign the package again with a key of the trust root: covenant manifest sign PACKAGE --fresh"
