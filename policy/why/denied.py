@@ -370,7 +370,8 @@ def _tool_note(denial: Denial, sight: Sight) -> str:
     if denial.code == denials.NOT_GRANTED or not _has_tools(sight):
         return f"covenant policy why PACKAGE --tool {denial.target} says what to add"
     if denial.code == denials.ARGUMENTS:
-        return f"add [[permissions.skills.rule]] with tool = {text.toml(uri)}, argument = {text.toml(argument)}, equals"
+        lines = f"tool = {text.toml(uri)}, argument = {text.toml(argument) if argument else 'NAME'}, equals = VALUE"
+        return f"add [[permissions.skills.rule]] with {lines}: the answer to the call had the value"
     if denial.code == denials.NOT_APPROVED:
         return f"covenant approvals list shows what waits; without a question: take {text.toml(uri)} out of ask"
     if denial.code == "not_offered":
@@ -382,7 +383,8 @@ def _command_note(denial: Denial, name: str, argument: str) -> str:
     if denial.code == denials.NOT_GRANTED:
         return f"add [[tools.command]] with name = {text.toml(name)} and the agent that runs"
     if denial.code == denials.ARGUMENTS:
-        return f"add [[tools.command.rule]] below {name} with argument = {text.toml(argument)}, equals"
+        line = f"argument = {text.toml(argument)}, equals = VALUE"
+        return f"add [[tools.command.rule]] below {name} with {line}: the answer to the call had the value"
     if denial.code == denials.NOT_APPROVED:
         return f"covenant approvals list shows what waits; without a question: take ask out of {name}"
     return "" if denial.code in CALLS else "call it again when others have ended"

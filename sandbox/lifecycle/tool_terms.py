@@ -11,6 +11,7 @@ from typing import Any
 from policy import denials, errors
 from policy.decide import Decision
 from policy.denials import Denial
+from policy.grants.skills import SkillSet
 from policy.manifest import parse
 from policy.manifest.tools import checks, document, http_relay, server_package
 from policy.package import Package
@@ -66,7 +67,7 @@ def of(
     def log(kind: str, fields: Mapping[str, Any]) -> None:
         rows.tool(kind, fields)
         if kind == "tool_refused":
-            denied(Denial("tool", str(fields["uri"]), str(fields["code"])), count=fields["count"])
+            denied(_denial(fields, decision.effective.skills), count=fields["count"])
 
     asks = None if broker is None else McpCalls(broker).line
     grants, name = decision.effective.canonical(), manifest.agent.id
@@ -77,6 +78,16 @@ def of(
         closed=dict(_closed(tools, request.daemon)),
         settle=rows.settle,
     )
+
+
+def _denial(row: Mapping[str, Any], skills: SkillSet) -> Denial:
+    """Return the denial of a row ``tool_refused``, under the id that the agent was told.
+
+    The row has no argument. The id says which argument of the manifest's rules it was.
+    """
+    uri, code = str(row["uri"]), str(row["code"])
+    named = (Denial("tool", f"{uri} {rule.argument}", code) for rule in skills.rules if rule.tool == uri)
+    return next((one for one in named if one.id == row["denial"]), Denial("tool", uri, code))
 
 
 def _started(

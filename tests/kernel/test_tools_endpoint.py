@@ -137,6 +137,9 @@ def test_agent_lists_and_calls_its_tools(home: Home, tmp_path: Path) -> None:
     assert [row["type"] for row in told] == [*kinds, *kinds, *["tool_refused"] * 3, *kinds]
     assert len({row["run_id"] for row in told}) == 1
     assert "secret-word" not in str(told)
+    # The row of the call and `covenant denials` name one id.
+    (refused,) = [row["denial"] for row in told if row.get("code") == "arguments"]
+    assert refused in {row["kind"]["denial"] for row in home.world.rows() if row["kind"]["type"] == "denied"}
 
 
 def test_request_that_is_no_message_is_refused(home: Home, tmp_path: Path) -> None:

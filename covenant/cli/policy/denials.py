@@ -74,7 +74,7 @@ def denials(subject: str, package: Path | None, parent: Path | None, host: str |
         head = {"run_id": told.run_id, "agent_id": told.agent_id, "package": told.package or None}
         common.emit({"kind": "denials", **head, "denials": listed, "hints": list(looked.hints) if looked else []})
         return
-    total = "nothing was refused" if not listed else f"{len(listed)} denials"
+    total = "nothing was refused" if not listed else f"{len(listed)} denial{'s' if len(listed) > 1 else ''}"
     common.say(common.visible(f"run {told.run_id} of {told.agent_id}: {total}"))
     for one in listed:
         _say(one)
