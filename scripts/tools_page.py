@@ -48,15 +48,28 @@ A version is one release, no tag or range.
 ## The package of a server
 
 The directory `tools/fs/` of the agent's package is the published package of the stdio server `fs`, as it is mounted and
-run. `package_digest` is the SHA-256 of its listing:
+run. npm makes it with all that it needs; the links of `.bin` are left out
+([ADR 0156](adr/0156-links-of-npm-are-left-out.md)):
+
+```sh
+npm install --prefix tools/fs @modelcontextprotocol/server-filesystem@2026.1.14
+```
+
+```json
+{{"alias": "fs", "transport": "stdio", "version": "2026.1.14", "command": "node",
+ "args": ["node_modules/@modelcontextprotocol/server-filesystem/dist/index.js", "/tmp"], "tools": []}}
+```
+
+`covenant tools advertised mine fs` prints its tools. Write them into `tools`, each with its `side_effect_class`, and run
+`covenant tools pin mine`. It adds `package_digest`, the SHA-256 of the listing of the files:
 
 ```sh
 cd tools/fs && find . -type f -printf '%P\\n' | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
 ```
 
 Its `command` is `node` or `python3` with a script of that directory, or a program of it by a path (`./server`).
-Commands that fetch what they run ({{fetchers}}) do not verify. `covenant tools pin` replaces a placeholder
-digest. `{pins.LOCK}` keeps the SHA-256 of each tool's name, description and input schema.
+Commands that fetch what they run ({{fetchers}}) do not verify. `covenant tools pin` also replaces a placeholder
+of the digest. `{pins.LOCK}` keeps the SHA-256 of each tool's name, description and input schema.
 
 ## A server in its sandbox
 

@@ -116,6 +116,10 @@ def refusal(done: Done, *, status: int = 1) -> dict[str, Any]:
     return found
 
 
+def write(made: Path, document: dict[str, Any]) -> None:
+    (made / "tools.json").write_text(json.dumps(document, indent=2))
+
+
 # --- what it advertises -------------------------------------------------------------------------------
 
 
@@ -137,6 +141,33 @@ def test_printed_tools_are_those_to_declare(home: Home, tmp_path: Path) -> None:
     again = tmp_path / "again"
     again.mkdir()
     assert codes(home, package(again, server([*ADVERTISED, {"name": "whisper"}]), tools=tools)) == ([], [])
+
+
+def test_fixes_lead_from_a_bare_server_to_a_pinned_one(home: Home, tmp_path: Path) -> None:
+    """An author knows neither the digest nor the tools: each fix is applied as it is printed, and none comes back."""
+    made = package(tmp_path, server())
+    document = json.loads((made / "tools.json").read_bytes())
+    (one,) = document["servers"]
+    right, one["command"] = one["command"], "npx"
+    del one["package_digest"]
+    one["tools"] = []
+    write(made, document)
+    assert "covenant tools pin PACKAGE writes it" in refusal(home.covenant("tools", "list", made, "--json"))["hint"]
+    unpinned = refusal(home.covenant("tools", "pin", made, "--json"))["hint"]
+    assert "covenant tools advertised PACKAGE loud prints them" in unpinned
+    refused = home.covenant("tools", "advertised", made, "loud").stderr.decode()
+    assert "starts no program" in refused
+    assert '"command": "node"' in refused
+    one["command"] = right
+    write(made, document)
+    printed = json.loads(home.covenant("tools", "advertised", made, "loud").stdout)["tools"]
+    one["tools"] = printed
+    write(made, document)
+    assert "read, write, network" in refusal(home.covenant("tools", "pin", made, "--json"))["hint"]
+    one["tools"] = [{**tool, "side_effect_class": "read"} for tool in printed]
+    write(made, document)
+    home.covenant("tools", "pin", made)
+    assert codes(home, made) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -244,7 +244,7 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
     from policy.manifest.tools import http_relay, server_package
     from sandbox import config
 
-    read, manifest, declared = _read(package)
+    read, manifest, declared = _read_draft(package) if bare else _read(package)
     started = [one for one in declared.servers if one.transport != "daemon"]
     without = {one.alias: one for one in started if not http_relay.secrets(one)}
     server = without.get(alias)
@@ -278,16 +278,22 @@ def advertised(package: Path, alias: str, timeout: int) -> None:
     transport daemon is not started, and needs no root.
     """
     from covenant.session import tool_server
+    from policy.manifest.tools import server_package
     from sandbox.network.tools.mcp_session import McpSession
 
-    _, _, declared = _read(package)
-    transport = next((one.transport for one in declared.servers if one.alias == alias), "stdio")
-    if transport == "daemon":
+    read, _, declared = _read_draft(package)
+    server = next((one for one in declared.servers if one.alias == alias), None)
+    if server is None:
+        known = ", ".join(one.alias for one in declared.servers) or "none"
+        raise errors.UsageError(f"`{alias}` is no server of tools.json", hint=f"its servers: {known}")
+    if server.transport == "daemon":
         from covenant.wire import mcp_server
 
         found = mcp_server.advertised()
     else:
-        session = McpSession(over_http=transport == "http")
+        # The process below refuses this too, but only on the stderr of a server.
+        server_package.package_of(read, declared, server, seconds=timeout)
+        session = McpSession(over_http=server.transport == "http")
         found = tuple(tool_server.ask(package, alias, session, seconds=timeout).tools)
     common.emit({"kind": "tools_advertised", "alias": alias, "tools": [one.document() for one in found]})
 
@@ -306,8 +312,8 @@ def pin(package: Path, as_json: bool) -> None:
         for name in (tools_document.FILE, pins.LOCK):
             with contextlib.suppress(OSError):
                 os.unlink(atomic_file.temporary_name(name), dir_fd=directory)
-        read, manifest, declared = _read(directory)
-        document, lock = pins.pin(read, declared)
+        read, manifest, raw = _read_raw(directory)
+        document, lock = pins.pin(read, tools_document.parse(pins.drafted(raw)))
         changed = [
             name
             for name, content in ((tools_document.FILE, document), (pins.LOCK, lock))
@@ -341,6 +347,33 @@ def _replace(directory: int, read: Package, name: str, content: bytes) -> bool:
 
 
 def _read(path: Path | int) -> tuple[Package, Manifest, ToolManifest]:
+    from policy.manifest.tools import document as tools_document
+
+    read, manifest, raw = _read_raw(path)
+    return read, manifest, tools_document.parse(raw)
+
+
+def _read_draft(path: Path) -> tuple[Package, Manifest, ToolManifest]:
+    """Read a package whose tools.json may lack the tools and the digest of a server, which only its server and
+    ``pin`` know. A placeholder of a digest is replaced by the digest of the files.
+    """
+    from policy.manifest import digests
+    from policy.manifest.tools import document as tools_document
+    from policy.manifest.tools import pins
+
+    read, manifest, raw = _read_raw(path)
+    declared = tools_document.parse(pins.drafted(raw, unread=True))
+    if any(one.package_digest is not None and digests.filler(one.package_digest) for one in declared.servers):
+        declared = tools_document.parse(pins.pin(read, declared)[0])
+    return read, manifest, declared
+
+
+def _read_raw(path: Path | int) -> tuple[Package, Manifest, bytes]:
+    """Read a package, and return it with its manifest and its unread tools.json.
+
+    Raises:
+        errors.PackageError: the package has no tools.json.
+    """
     from policy.manifest import parse
     from policy.manifest.tools import document as tools_document
     from sandbox.storage import package_reader as reader
@@ -352,7 +385,7 @@ def _read(path: Path | int) -> tuple[Package, Manifest, ToolManifest]:
         raise errors.PackageError(
             f"the package has no `{tools_document.FILE}`", hint="docs/tools.md says what it holds"
         )
-    return read, manifest, tools_document.parse(raw)
+    return read, manifest, raw
 
 
 def _rows(manifest: Manifest, declared: ToolManifest) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from policy.manifest.tools import document as tool_manifests
 from policy.manifest.tools import http_relay, server_variables, tool_uri
 from policy.manifest.tools import pins as tools_pins
 from policy.manifest.tools.document import Server, ToolManifest
+from policy.signing import strict_json
 
 # Every answer that is no, and what it means.
 CODES = {
@@ -51,6 +52,7 @@ FETCHERS = frozenset(
     | {"uvx", "uv", "pipx", "pip", "pip3"}
     | {"docker", "podman", "nerdctl", "go", "cargo", "gem", "nix", "curl", "wget"}
 )
+_PACKAGE_JSON_BYTES = 1024 * 1024
 _STEPS = frozenset({"dlx", "exec", "x", "run", "tool", "install", "i", "create"})
 
 
@@ -185,6 +187,30 @@ def program_of(server: Server) -> Program | None:
     return Program(server.command, server.args[0], server.args[1:])
 
 
+def example(read: package.Package, alias: str) -> str:
+    """Return ``command`` and ``args`` for a server's package: what its npm packages call their programs, or a form."""
+    inside = tools_pins.directory(alias)
+    own = _json_object(read, f"{inside}package.json")
+    wanted = own.get("dependencies")
+    places = [f"node_modules/{name}/" for name in wanted] if isinstance(wanted, dict) else []
+    for place in ("", *places):
+        named = _json_object(read, f"{inside}{place}package.json").get("bin")
+        for script in sorted(map(str, named.values())) if isinstance(named, dict) else [named]:
+            path = f"{place}{script}".replace("/./", "/").removeprefix("./")
+            if isinstance(script, str) and f"{inside}{path}" in read.files:
+                return f'"command": "node", "args": [{text.toml(path)}]'
+    return '"command": "node", "args": ["dist/index.js"] or "command": "./server"'
+
+
+def _json_object(read: package.Package, path: str) -> dict[str, Any]:
+    """Return the JSON object of a file; empty where it is none."""
+    try:
+        found = strict_json.loads(read.files.get(path, b""), max_bytes=_PACKAGE_JSON_BYTES)
+    except strict_json.MalformedJsonError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _programs(case: _Case) -> Iterator[Finding]:
     # (3) programs
     for number, server in enumerate(case.tools.servers):
@@ -192,7 +218,7 @@ def _programs(case: _Case) -> Iterator[Finding]:
             continue
         inside = tools_pins.directory(server.alias)
         name = server.command.rpartition("/")[2]
-        hint = f"unpack the package into {inside} and start its own program, such as node dist/index.js or ./server"
+        hint = f"unpack the package into {inside} and start its own program, such as {example(case.read, server.alias)}"
         bare = name == server.command
         if name in FETCHERS and (bare or f"{inside}{server.command.removeprefix('./')}" not in case.read.files):
             what = _fetched(server)

@@ -321,7 +321,8 @@ def _transport(m: ToolManifest) -> Iterator[report.Problem]:
         for key in needed:
             if getattr(server, key) is None:
                 message = f"`{key}` is missing, which the transport `{server.transport}` needs"
-                yield report.Problem(("servers", number, key), message, f"write `{key}`")
+                hint = "covenant tools pin PACKAGE writes it" if key == "package_digest" else f"write `{key}`"
+                yield report.Problem(("servers", number, key), message, hint)
         for other, (theirs, also) in TRANSPORTS.items():
             for key in (*theirs, *also):
                 if other != server.transport and getattr(server, key):
@@ -333,7 +334,7 @@ def _no_tool_of_a_server(m: ToolManifest) -> Iterator[report.Problem]:
     """A server has at least one tool."""
     for number, server in enumerate(m.servers):
         if not server.tools:
-            hint = "list every tool that it advertises"
+            hint = f"list each that it advertises: covenant tools advertised PACKAGE {server.alias} prints them"
             yield report.Problem(("servers", number, "tools"), f"server `{server.alias}` has no tool", hint)
 
 

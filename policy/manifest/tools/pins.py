@@ -14,9 +14,10 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ValidationError
 
 from policy import errors, package
-from policy.manifest import digests, fields, text
-from policy.manifest.tools import report
-from policy.manifest.tools.document import Alias, Digest, Server, Tool, ToolManifest, ToolName, Version
+from policy.manifest import digests, fields, lines, text
+from policy.manifest.tools import json_places, report
+from policy.manifest.tools.document import FILE, NESTING, Alias, Digest, Server, Tool, ToolManifest, ToolName, Version
+from policy.manifest.tools.document import MAX_BYTES as TOOLS_MAX_BYTES
 from policy.signing import strict_json
 
 LOCK = "tools.lock.json"
@@ -101,6 +102,39 @@ def pin(read: package.Package, tools: ToolManifest) -> tuple[bytes, bytes]:
         for number, server in enumerate(tools.servers)
     }
     return document.encode(), _text({"schema_version": 1, "servers": servers})
+
+
+_FILLER = f"{digests.PREFIX}{'0' * 64}"
+_UNREAD = '[{"name": "not-read-yet", "side_effect_class": "read"}]'
+
+
+def drafted(raw: bytes, *, unread: bool = False) -> bytes:
+    """Return a tools.json with a placeholder for each ``package_digest`` of a stdio server that it lacks.
+
+    ``pin`` replaces it. With ``unread`` a server without tools has a placeholder too, so that the server can be
+    started and asked for them. No line moves, and what cannot be read is returned as it is.
+    """
+    try:
+        document = report.load(raw, FILE, max_bytes=TOOLS_MAX_BYTES, nesting=NESTING)
+    except errors.ToolsError:
+        return raw
+    places = json_places.scan(raw.decode())
+    servers = document.get("servers")
+    changes: dict[lines.Path, str] = {}
+    for number, server in enumerate(servers if isinstance(servers, list) else []):
+        if not isinstance(server, dict) or server.get("transport") not in ("stdio", "http"):
+            continue
+        at = ("servers", number, "transport")
+        missing = []
+        if server["transport"] == "stdio" and "package_digest" not in server:
+            missing.append(f'"package_digest": "{_FILLER}"')
+        if unread and server.get("tools", []) == []:
+            if "tools" in server:
+                changes[(*at[:2], "tools")] = _UNREAD
+            else:
+                missing.append(f'"tools": {_UNREAD}')
+        changes[at] = ", ".join((json.dumps(server["transport"]), *missing))
+    return places.replaced(changes).encode()
 
 
 def _present(read: package.Package, tools: ToolManifest, number: int, server: Server) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -14,6 +14,7 @@ from policy.manifest.tools import json_places
 from policy.signing import strict_json
 
 _PLACE = re.compile(r"not JSON at line (\d+) column (\d+)")
+_NO_DEFAULT = "write it: it has no default"
 _WANTED = {
     "string_type": "a string",
     "int_type": "an integer",
@@ -117,7 +118,8 @@ def _plain(
 ) -> report.Problem:
     name = text.visible(lines.dotted(path))
     if kind == "missing":
-        return report.Problem(path, f"`{name}` is missing", "write it: it has no default")
+        choices = ", ".join(_choices(path, root))
+        return report.Problem(path, f"`{name}` is missing", f"write one of {choices}" if choices else _NO_DEFAULT)
     if kind == "extra_forbidden":
         return _unknown(path, root)
     if kind == "literal_error":
@@ -132,14 +134,26 @@ def _plain(
     return report.Problem(path, f"{name} is {_shown(value)}, not {_WANTED.get(kind, 'what it should be')}", "")
 
 
-def _unknown(path: lines.Path, root: type[BaseModel]) -> report.Problem:
-    *around, key = path
-    model: type[BaseModel] = root
+def _model(around: Iterable[str | int], root: type[BaseModel]) -> type[BaseModel]:
+    """Return the model of the object at a path below the document."""
+    model = root
     for part in around:
         # A key that is no field names an item, such as a server in the pins.
         if part in model.model_fields:
             model = next(report.models(model.model_fields[part].annotation), model)
-    known = tuple(model.model_fields)
+    return model
+
+
+def _choices(path: lines.Path, root: type[BaseModel]) -> tuple[str, ...]:
+    """Return the texts that the key at a path may have, where they are a closed set."""
+    *around, key = path
+    field = _model(around, root).model_fields.get(str(key))
+    return tuple(map(str, get_args(field.annotation))) if field and get_origin(field.annotation) is Literal else ()
+
+
+def _unknown(path: lines.Path, root: type[BaseModel]) -> report.Problem:
+    *around, key = path
+    known = tuple(_model(around, root).model_fields)
     near = text.nearest(str(key), known)
     hint = f"did you mean `{near}`? " if near else ""
     where = f"`{text.visible(lines.dotted(tuple(around)))}`" if around else "the document"

@@ -63,7 +63,7 @@ def package_of(
     if started is None or program not in files:
         raise errors.ToolsError(
             f"the command of server `{server.alias}` starts no program of `{inside}`",
-            hint="start a script of the package with node or python3, or a program of it: ./server",
+            hint=f"start its own program, such as {checks.example(read, server.alias)}",
             where=tools.where((*place, "command")),
         )
     start = _Start(started.runtime, program, started.arguments)
