@@ -60,8 +60,8 @@ npm install --prefix tools/fs @modelcontextprotocol/server-filesystem@2026.1.14
  "args": ["node_modules/@modelcontextprotocol/server-filesystem/dist/index.js", "/tmp"], "tools": []}}
 ```
 
-`covenant tools advertised mine fs` prints its tools. Write them into `tools`, each with its `side_effect_class`, and run
-`covenant tools pin mine`. It adds `package_digest`, the SHA-256 of the listing of the files:
+`covenant tools advertised mine fs` prints its tools. Write them into `tools`, each with its `side_effect_class`, and
+run `covenant tools pin mine`. It adds `package_digest`, the SHA-256 of the listing of the files:
 
 ```sh
 cd tools/fs && find . -type f -printf '%P\\n' | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
