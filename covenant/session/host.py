@@ -102,9 +102,13 @@ def check_program(
     from sandbox.host import started
 
     if "/" in program and not program.startswith("/"):
+        started_by_env = f"start it by a program of the root: -- env {program}"
         raise errors.ProgramError(
-            f"`{program}` is a path of this directory, which the session does not have",
-            hint="covenant layer build NAME --from DIR --prefix /opt/NAME; then --layer NAME -- /opt/NAME/PROGRAM",
+            f"`{program}` is a path of this directory, and a session starts a program of its root",
+            hint=started_by_env
+            if options.workspace is not None
+            else f"with --workspace . {started_by_env}; or, without the directory: covenant layer build NAME --from DIR "
+            "--prefix /opt/NAME, then --layer NAME -- /opt/NAME/PROGRAM",
         )
     name = posixpath.normpath(program) if program.startswith("/") else program
     places = started.candidates(name, package.variables(profile, options).get("PATH", SEARCH_PATH))
