@@ -16,6 +16,7 @@ from covenant.runtime.hermes_api import HermesApi
 from covenant.runtime.runner import Runners
 from covenant.runtime.supervisor_client import Supervised
 from covenant.settings import Settings
+from policy.manifest import agent
 from sandbox.serve.api import client
 
 # A file in the home: a supervisor was reached once. From then on only a supervisor decides which signatures count.
@@ -57,7 +58,7 @@ async def opened(
     )
     verify = functools.partial(package_signatures.ask_or_verify, ask=sandboxes.check, verify=here)
     async with Hermes(api, audit=audit, verify=verify, now_ms=now_ms) as hermes:
-        by_runtime = dict.fromkeys(("python3", "node", "rust-bin"), sandboxes)
+        by_runtime = dict.fromkeys(agent.SUBPROCESS_RUNTIMES, sandboxes)
         yield Runtime(Runners({**by_runtime, "hermes": hermes}, hermes, verify), sandboxes, hermes)
 
 

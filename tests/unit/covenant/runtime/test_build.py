@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -14,6 +14,7 @@ from covenant.runtime.supervisor_client import Supervised
 from covenant.settings import Projection, Settings
 from covenant.wire.types import AgentId
 from policy import errors
+from policy.manifest import agent
 from sandbox.serve.api import paths
 
 pytestmark = pytest.mark.anyio
@@ -39,7 +40,7 @@ async def test_every_runtime_of_manifest_has_its_runner(tmp_path: Path) -> None:
         assert isinstance(runtime.supervised, Supervised)
         assert isinstance(runtime.hermes, Hermes)
         assert runtime.runners.approving is runtime.hermes
-        assert set(runtime.runners._runners) == {"python3", "node", "rust-bin", "hermes"}
+        assert set(runtime.runners._runners) == set(get_args(agent.Runtime))
         with pytest.raises(errors.HermesUnconfiguredError):
             await runtime.hermes.probe()
 
