@@ -121,6 +121,8 @@ def _answered(answer: Mapping[str, Any]) -> list[str]:
 def _ended(event: Mapping[str, Any]) -> Row:
     kind = event["kind"]
     status = _STATUS.get(kind["type"]) or str(kind.get("status"))
+    if kind["type"] == "intent_dispatched" and kind.get("matched_agent") is None:
+        status = "no agent"  # version 1's log has ok: the daemon answered by itself
     text = kind.get("intent_text") or kind.get("message") or kind.get("resumed_from") or ""
     agent = kind.get("matched_agent") or str(kind.get("agent_display") or "-").partition("@")[0]
     cells = (view.moment(event["timestamp_ms"]), str(kind["intent_id"])[:_ID], agent, status, view.first_line(text))

@@ -10,13 +10,14 @@ const WORDS = { intent_failed: "failed", intent_ignored: "ignored", budget_exhau
 const REASON = "the intent was ended in the web console";
 const MOST = 500;
 
-// The end of an intent, by its row; its agent has no name where none was found.
+// The end of an intent, by its row; its agent has no name where none was found. Version 1's log then says ok.
 function ended(event) {
   const one = event.kind;
+  const unmatched = one.type === "intent_dispatched" && one.matched_agent == null;
   return {
     id: one.intent_id,
     at: event.timestamp_ms,
-    status: WORDS[one.type] ?? one.status,
+    status: unmatched ? "no agent" : (WORDS[one.type] ?? one.status),
     agent: one.matched_agent ?? String(one.agent_display ?? "").split("@")[0],
     text: one.intent_text || one.message || one.resumed_from || "",
     by: event.issuer.display,
