@@ -164,7 +164,7 @@ def _check_hands(info: os.stat_result, path: str, at: str, trusted: Collection[i
     if info.st_mode & 0o022 and not passable:
         raise errors.GrantedPathError(
             f"path `{path}` cannot be granted: `{at}` can be written by others",
-            hint=f"chmod go-w {at}",
+            hint=f"grant a directory below {at}" if info.st_mode & stat.S_ISVTX else f"chmod go-w {at}",
             where=where,
         )
 

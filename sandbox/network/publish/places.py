@@ -80,9 +80,10 @@ def _parent(path: str, where: str) -> int:
     info, caller = os.fstat(fd), libc.fsuid()
     if info.st_mode & 0o022:
         os.close(fd)
-        raise errors.PublishError(
-            f"cannot publish in {folder}: others can write there", hint=f"chmod go-w {folder}", where=where
-        )
+        # A sticky directory is for all users, as /tmp: without its mode other programs fail.
+        own = f"mkdir -m 700 {folder}/NAME, and publish in it"
+        hint = own if info.st_mode & stat.S_ISVTX else f"chmod go-w {folder}"
+        raise errors.PublishError(f"cannot publish in {folder}: others can write there", hint=hint, where=where)
     if caller not in (0, info.st_uid):
         os.close(fd)
         raise errors.PublishError(

@@ -75,13 +75,23 @@ def test_directory_of_another_is_refused(own: Path) -> None:
     assert list(own.iterdir()) == []
 
 
-@pytest.mark.parametrize("mode", [0o720, 0o702, 0o1777])
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
 def test_directory_that_others_write_is_refused(own: Path, mode: int) -> None:
     own.chmod(mode)
     refused(own / "a.sock", "others can write there", f"chmod go-w {own}")
     own.chmod(0o755)
     with places.opened(f"unix:{own}/a.sock", rights=rights):
         assert ask(own / "a.sock") == 0
+
+
+def test_sticky_directory_is_left_as_it_is(own: Path) -> None:
+    """Such as /tmp: the fix is a directory in it."""
+    own.chmod(0o1777)
+    refused(own / "a.sock", "others can write there", f"mkdir -m 700 {own}/NAME, and publish in it")
+    (own / "NAME").mkdir(mode=0o700)
+    os.chown(own / "NAME", USER, USER)
+    with places.opened(f"unix:{own}/NAME/a.sock", rights=rights):
+        assert ask(own / "NAME" / "a.sock") == 0
 
 
 def test_link_is_not_followed(own: Path) -> None:
