@@ -377,11 +377,12 @@ class Run:
             return None
         if terms is None or given is None:
             text = "" if decision.manifest.process.contract in contract.STREAMS else "TEXT "
+            verb = "dev" if context.request.is_dev else "run"
             raise errors.WorkspaceError(
                 "the manifest has a [workspace], and no directory was given"
                 if given is None
                 else "a directory was given, and the manifest has no [workspace] of mode `overlay`",
-                hint=f"covenant run PACKAGE {text}--workspace DIR" if given is None else "leave --workspace out",
+                hint=f"covenant {verb} PACKAGE {text}--workspace DIR" if given is None else "leave --workspace out",
                 where=decision.manifest.where("workspace.mode"),
             )
         never = host_facts.never_granted(dependencies.config, dependencies.never_granted)
