@@ -107,8 +107,8 @@ def check_program(
             f"`{program}` is a path of this directory, and a session starts a program of its root",
             hint=started_by_env
             if options.workspace is not None
-            else f"with --workspace . {started_by_env}; or, without the directory: covenant layer build NAME --from DIR "
-            "--prefix /opt/NAME, then --layer NAME -- /opt/NAME/PROGRAM",
+            else f"with --workspace . {started_by_env}; or, without it: covenant layer build NAME --from DIR "
+            "--prefix /opt/NAME; then --layer NAME -- /opt/NAME/PROGRAM",
         )
     name = posixpath.normpath(program) if program.startswith("/") else program
     places = started.candidates(name, package.variables(profile, options).get("PATH", SEARCH_PATH))

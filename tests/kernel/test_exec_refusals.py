@@ -185,6 +185,8 @@ def test_command_that_root_lacks(home: Home, tree: Path) -> None:
 def test_command_of_own_directory_says_layer(home: Home, tree: Path) -> None:
     message, fix = home.refused("--", "./tool")
     assert message.startswith("`./tool` is a path of this directory")
+    assert fix.startswith("with --workspace . start it by a program of the root: -- env ./tool; or")
+    assert works(home, "--workspace", tree / "bin", "--", "env", "./tool", "x") == b"tool x\n"
     apply(home, fix, DIR=tree / "bin", NAME="mine", **{"/opt/NAME": "/opt/mine"})
     assert works(home, "--layer", "mine", "--", "/opt/mine/tool", "x") == b"tool x\n"
 
