@@ -60,7 +60,9 @@ def tree(rows: Iterable[Row], named: str) -> tuple[str, dict[str, Node]]:
         errors.NoRunError: no intent or run of the logs has such an id, or several have.
     """
     if not _ID.fullmatch(named):
-        raise errors.UsageError(f"`{named[:40]}` is no id", hint="give an id of an intent or a run, or its beginning")
+        raise errors.UsageError(
+            f"`{named[:40]}` is no id", hint="give an id of an intent or a run, or 4 of its first characters"
+        )
     nodes = _nodes(rows)
     found = sorted({name for name in nodes if name.startswith(named)})
     if len(found) > 1:

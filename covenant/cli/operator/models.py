@@ -50,7 +50,7 @@ def list_(as_json: bool) -> None:
         key = f"  key {row['secret']}" if row["secret"] else ""
         common.say(common.visible(f"{row['name']}  {row['kind']}  {row['endpoint']}{key}".rstrip()))
     if not found:
-        common.say("no provider: write providers.toml (docs/models.md)")
+        common.say(f"no provider: write {common.state()}/providers.toml (docs/models.md)")
 
 
 @models.command(epilog=common.examples("covenant models test local"))
@@ -67,9 +67,10 @@ def test(provider: str, as_json: bool) -> int:
     config = configuration.load(common.state())
     known = providers.load(config.state)
     if provider not in known:
+        table = f"write [providers.NAME] in {common.state()}/providers.toml"
         raise errors.UsageError(
             f"provider `{common.visible(provider)}` is not in providers.toml",
-            hint=f"known: {', '.join(known) or 'none'}",
+            hint=f"known: {', '.join(known)}" if known else table,
         )
     one, key = known[provider], ""
     if one.secret:

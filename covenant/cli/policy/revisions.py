@@ -77,6 +77,11 @@ def _git(*arguments: str, given: bytes = b"") -> bytes:
         raise errors.RevisionError(f"git cannot be run: {e}", hint="install git, or name directories") from e
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip().splitlines()[:1]
-        hint = "write REVISION:PATH, with the path from the root of this repository"
+        outside = "not a git repository" in "".join(said)
+        hint = (
+            "run it in the checkout, or name directories"
+            if outside
+            else "write REVISION:PATH, with the path from the root of this repository"
+        )
         raise errors.RevisionError(f"git has no such tree: {''.join(said)}", hint=hint)
     return done.stdout
