@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import errors, package
@@ -103,6 +103,7 @@ class Scaffold:
     agent_id: str
     files: Mapping[str, tuple[bytes, int]]
     missing_entry: str = ""  # the file that the author must still add
+    links: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(agent_id: str, runtime: str, *, binary: bytes | None = None) -> Scaffold:
@@ -149,18 +150,20 @@ def read_binary(path: Path) -> bytes:
 
 
 def write(directory: Path, scaffold: Scaffold) -> None:
-    """Make the package's directory, which must be missing or empty, and its files.
+    """Make the package's directory, which must be missing or empty, its files and its links.
 
     Raises:
         errors.PackageError: it is something else, is not empty, or cannot be written; none of our files remain.
     """
     with contextlib.ExitStack() as held, contextlib.ExitStack() as undo:
         try:
-            top = _open_new(directory, held, undo)
+            tree = _Tree(_open_new(directory, held, undo), held, undo)
             for path, (content, mode) in scaffold.files.items():
-                _write(top, path, content, mode, held, undo)
+                tree.write(path, content, mode)
+            for path, text in scaffold.links.items():
+                tree.link(path, text)
             if scaffold.missing_entry:
-                _around(top, scaffold.missing_entry, held, undo)
+                tree.around(scaffold.missing_entry)
         except OSError as e:
             raise errors.PackageError(f"`{directory}` cannot be written: {e.strerror}", where=str(directory)) from e
         undo.pop_all()
@@ -182,28 +185,39 @@ def _open_new(directory: Path, held: contextlib.ExitStack, undo: contextlib.Exit
     return fd
 
 
-def _around(top: int, path: str, held: contextlib.ExitStack, undo: contextlib.ExitStack) -> int:
-    """Create the directory of a file and return its descriptor; no file of a scaffold is deeper than one level."""
-    parent = os.path.dirname(path)
-    if not parent:
-        return top
-    # An existing one was created after the directory was found empty: it belongs to another process, and may be a link.
-    os.mkdir(parent, 0o755, dir_fd=top)
-    undo.callback(_quietly, os.rmdir, parent, dir_fd=top)
-    fd = os.open(parent, _DIRECTORY, dir_fd=top)
-    held.callback(os.close, fd)
-    return fd
+class _Tree:
+    """A directory that is filled. ``held`` closes what is open, and ``undo`` removes what was made."""
 
+    def __init__(self, top: int, held: contextlib.ExitStack, undo: contextlib.ExitStack) -> None:
+        self._open, self._held, self._undo = {"": top}, held, undo
 
-def _write(
-    top: int, path: str, content: bytes, mode: int, held: contextlib.ExitStack, undo: contextlib.ExitStack
-) -> None:
-    around, name = _around(top, path, held, undo), os.path.basename(path)
-    # O_EXCL: a file or symlink that another process created meanwhile is not ours.
-    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=around)
-    undo.callback(_quietly, os.unlink, name, dir_fd=around)
-    with os.fdopen(fd, "wb") as stream:
-        stream.write(content)
+    def around(self, path: str) -> int:
+        """Create the directories of a file that are not made yet, and return the descriptor of the last one."""
+        place = os.path.dirname(path)
+        if place not in self._open:
+            parent, name = self.around(place), os.path.basename(place)
+            # An existing one was created after the directory was found empty: it belongs to another process, and may
+            # be a link.
+            os.mkdir(name, 0o755, dir_fd=parent)
+            self._undo.callback(_quietly, os.rmdir, name, dir_fd=parent)
+            self._open[place] = os.open(name, _DIRECTORY, dir_fd=parent)
+            self._held.callback(os.close, self._open[place])
+        return self._open[place]
+
+    def write(self, path: str, content: bytes, mode: int) -> None:
+        """Write one file."""
+        around, name = self.around(path), os.path.basename(path)
+        # O_EXCL: a file or symlink that another process created meanwhile is not ours.
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=around)
+        self._undo.callback(_quietly, os.unlink, name, dir_fd=around)
+        with os.fdopen(fd, "wb") as stream:
+            stream.write(content)
+
+    def link(self, path: str, text: str) -> None:
+        """Make one symbolic link."""
+        around, name = self.around(path), os.path.basename(path)
+        os.symlink(text, name, dir_fd=around)
+        self._undo.callback(_quietly, os.unlink, name, dir_fd=around)
 
 
 def _quietly(remove: Callable[..., None], path: str | Path, **where: int) -> None:

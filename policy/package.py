@@ -3,7 +3,8 @@
 Pure. ``sandbox.storage.package_reader.read`` makes one from a directory. All later steps take the bytes of
 ``Package.files``: hash, verify, parse and run. So no second look at the disk can show other bytes.
 
-Directories are not part of a package: they exist as far as a file lies in them.
+Directories are not part of a package: they exist as far as a file lies in them. Symbolic links are part of it by their
+text (``policy.package_links``, ADR 0150).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from policy import errors
+from policy import errors, package_links
 
 MANIFEST_NAME = "agent.toml"
 ENVELOPE_NAME = "agent.dsse.json"
@@ -27,6 +28,8 @@ LISTED_MANIFEST_BYTES = 256 * 1024
 MAX_DEPTH = 32
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1024
+# What the digest of a link's text begins with: no digest of a file is spelled so.
+LINK_PREFIX = "link:"
 
 # Controls, formats (bidi, zero width), surrogates (a name that is not UTF-8), private use and unassigned (their
 # display is undefined), separators and spaces other than the ordinary one: two names that look the same, or a
@@ -46,31 +49,40 @@ _DROPPING_ENDS = (".pyc", ".pyo", ".swp", ".swo", "~", ".orig", ".rej", ".tmp")
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """The files of one package, each by its path relative to the package, and its envelope if it has one.
+    """The files of one package, each by its path relative to the package, its envelope if it has one, and its links.
 
-    ``digests`` maps each path to the hex SHA-256 of its bytes; ``digest`` is the hex SHA-256 over the sorted
-    ``sha256sum`` lines of all files but the envelope. Both are computed here and cannot be given.
+    ``links`` maps the path of each symbolic link to its text. ``digests`` maps each path to the hex SHA-256 of its
+    bytes, or of a link to ``link:`` and that of its text; ``digest`` is the hex SHA-256 over the sorted ``sha256sum``
+    lines of all of them but the envelope. Both are computed here and cannot be given.
 
     Raises:
-        errors.PackageError: a name, the number of files, or the size is refused, or there is no manifest.
+        errors.PackageError: a name, a link, the number of files, or the size is refused, or there is no manifest.
     """
 
     files: Mapping[str, bytes]
     envelope: bytes | None = None
+    links: Mapping[str, str] = field(default_factory=dict)
     digests: Mapping[str, str] = field(init=False)
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         files = {path: bytes(self.files[path]) for path in sorted(self.files)}
-        check_paths(files)
-        check_size(files=len(files), total_bytes=sum(map(len, files.values())))
+        links = {path: self.links[path] for path in sorted(self.links)}
+        check_paths((*files, *links))
+        check_size(files=len(files) + len(links), total_bytes=sum(map(len, files.values())))
         check_envelope_size(len(self.envelope or b""))
+        for text in links.values():
+            _check_characters(text, "link text")
+        package_links.check(links, files)
         if MANIFEST_NAME not in files:
             raise errors.PackageError(
                 f"the package has no `{MANIFEST_NAME}`", hint="a package is a directory with an agent.toml"
             )
         digests = {path: hashlib.sha256(data).hexdigest() for path, data in files.items()}
+        for path, text in links.items():
+            digests[path] = LINK_PREFIX + hashlib.sha256(text.encode()).hexdigest()
         object.__setattr__(self, "files", MappingProxyType(files))
+        object.__setattr__(self, "links", MappingProxyType(links))
         object.__setattr__(self, "digests", MappingProxyType(digests))
         object.__setattr__(self, "digest", listing_digest(digests))
 
@@ -81,11 +93,27 @@ class Package:
 
     def with_envelope(self, envelope: bytes | None) -> Package:
         """The same files under another envelope."""
-        return Package(self.files, envelope)
+        return Package(self.files, envelope, self.links)
+
+    def with_manifest(self, manifest: bytes) -> Package:
+        """The same files with another manifest, without an envelope."""
+        return Package({**self.files, MANIFEST_NAME: manifest}, None, self.links)
+
+    def file_at(self, path: str) -> str | None:
+        """Return the file that a plain path of the package leads to; None where it leads to none."""
+        if path in self.files:
+            return path
+        if not self.links or any(part in ("", ".", "..") for part in path.split("/")):
+            return None
+        found = package_links.follow(path, self.links)
+        return found if found in self.files else None
 
 
 def listing_digest(digests: Mapping[str, str]) -> str:
-    """Hex SHA-256 over ``<sha256>  <path>`` lines in byte order of the paths, as ``sha256sum`` prints them."""
+    """Hex SHA-256 over ``<sha256>  <path>`` lines in byte order of the paths, as ``sha256sum`` prints them.
+
+    A link's line begins with ``link:``, and no path has a line break: no link is listed as a file would be.
+    """
     # Code point order of str is the byte order of UTF-8.
     listing = "".join(f"{digests[path]}  {path}\n" for path in sorted(digests))
     return hashlib.sha256(listing.encode()).hexdigest()
@@ -122,14 +150,7 @@ def check_path(path: str) -> None:
         errors.PackageError: empty, absolute, with ``.`` or ``..`` or an empty component, a control, format,
             surrogate or invisible character, too long or too deep, or the name of the envelope.
     """
-    try:
-        size = len(path.encode())
-    except UnicodeEncodeError:
-        raise errors.PackageError(f"the file name `{_shown(path)}` is not UTF-8") from None
-    if not path.isascii() or not path.isprintable():
-        for ch in path:
-            if ch != " " and (ch in INVISIBLE or unicodedata.category(ch) in _REFUSED_CATEGORIES):
-                raise errors.PackageError(f"the file name `{_shown(path)}` holds the character U+{ord(ch):04X}")
+    size = _check_characters(path, "file name")
     parts = path.split("/")
     if path.startswith("/"):
         raise errors.PackageError(f"the path `{_shown(path)}` is absolute")
@@ -141,6 +162,19 @@ def check_path(path: str) -> None:
         raise errors.PackageError(f"the path `{_shown(path)}` is too long")
     if path == ENVELOPE_NAME:
         raise errors.PackageError(f"`{ENVELOPE_NAME}` is the envelope and cannot be one of the signed files")
+
+
+def _check_characters(path: str, kind: str) -> int:
+    """Return the size of a path in bytes, unless it has a character that is not shown as it is."""
+    try:
+        size = len(path.encode())
+    except UnicodeEncodeError:
+        raise errors.PackageError(f"the {kind} `{_shown(path)}` is not UTF-8") from None
+    if not path.isascii() or not path.isprintable():
+        for ch in path:
+            if ch != " " and (ch in INVISIBLE or unicodedata.category(ch) in _REFUSED_CATEGORIES):
+                raise errors.PackageError(f"the {kind} `{_shown(path)}` holds the character U+{ord(ch):04X}")
+    return size
 
 
 # A directory's entries by their folded names: the name as written, and its own entries if it is a directory.

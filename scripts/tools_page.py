@@ -48,8 +48,8 @@ A version is one release, no tag or range.
 ## The package of a server
 
 The directory `tools/fs/` of the agent's package is the published package of the stdio server `fs`, as it is mounted and
-run. npm makes it with all that it needs; the links of `.bin` are left out
-([ADR 0156](adr/0156-links-of-npm-are-left-out.md)):
+run. npm makes it with all that it needs; the links of `node_modules/.bin` are part of it
+([ADR 0150](adr/0150-links-of-a-package-stay-in-it.md)):
 
 ```sh
 npm install --prefix tools/fs @modelcontextprotocol/server-filesystem@2026.1.14
@@ -61,10 +61,15 @@ npm install --prefix tools/fs @modelcontextprotocol/server-filesystem@2026.1.14
 ```
 
 `covenant tools advertised mine fs` prints its tools. Write them into `tools`, each with its `side_effect_class`, and
-run `covenant tools pin mine`. It adds `package_digest`, the SHA-256 of the listing of the files:
+run `covenant tools pin mine`. It adds `package_digest`, the SHA-256 of the listing:
 
 ```sh
-cd tools/fs && find . -type f -printf '%P\\n' | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum
+cd tools/fs && {{
+  find . -type f -printf '%P\\n' | xargs -rd '\\n' sha256sum
+  find . -type l -printf '%P\\n' | while IFS= read -r link; do
+    printf 'link:%s  %s\\n' "$(readlink -n "$link" | sha256sum | cut -c-64)" "$link"
+  done
+}} | LC_ALL=C sort -k2 | sha256sum
 ```
 
 Its `command` is `node` or `python3` with a script of that directory, or a program of it by a path (`./server`).

@@ -56,7 +56,7 @@ def statement(package: packages.Package, manifest: Manifest, terms: Terms, *, no
             hint="sign with --approve-unlimited if that is meant",
             where=manifest.where("lifetime.unlimited"),
         )
-    left = packages.droppings(package.files)
+    left = packages.droppings(package.digests)
     if left:
         raise errors.PackageError(
             f"`{left[0]}` was left by a program and would be signed",

@@ -100,7 +100,7 @@ class AgentView:
             raise errors.UsageError(f"a manifest of {len(raw)} bytes is longer than {MOST_BYTES}")
         package = self._package(agent_id)
         old = self._compiled(package).decision
-        new = self._compiled(Package({**package.files, MANIFEST_NAME: raw})).decision
+        new = self._compiled(package.with_manifest(raw)).decision
         found = diff.compare_artefacts(old.artefacts, new.artefacts)
         return {
             "kind": "manifests_compared",

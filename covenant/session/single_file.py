@@ -27,14 +27,16 @@ def read(file: Path, entry: Path | None) -> SingleFile:
         )
     raw = _read(file, document.MAX_BYTES)
     beside: dict[str, bytes] = {}
+    links: dict[str, str] = {}
     for server in document.parse(raw).servers:
         inside = pins.directory(server.alias)
-        found = package_reader.files_of(file.parent / inside)
-        beside |= {f"{inside}{name}": data for name, data in found.items()}
+        files, found = package_reader.files_of(file.parent / inside)
+        beside |= {f"{inside}{name}": data for name, data in files.items()}
+        links |= {f"{inside}{name}": text for name, text in found.items()}
     lock = file.parent / pins.LOCK
     if lock.exists():
         beside[pins.LOCK] = _read(lock, pins.MAX_BYTES)
-    return single_file.package_of(raw, entry.name, _read(entry, packages.MAX_BYTES), beside)
+    return single_file.package_of(raw, entry.name, _read(entry, packages.MAX_BYTES), beside, links)
 
 
 def _read(path: Path, most: int) -> bytes:

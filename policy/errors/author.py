@@ -14,7 +14,7 @@ class AuthorError(CovenantError):
 
 
 class PackageError(AuthorError):
-    """The package directory contains a refused entry: a symlink, a device, a bad name, or too much data."""
+    """The package directory contains a refused entry: a link out of it, a device, a bad name, or too much data."""
 
     code = "package_invalid"
 

@@ -7,6 +7,7 @@ tools of the file alone: what needs more is refused, and the error names the lin
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from policy.package import MANIFEST_NAME, Package
 
 FORMAT: Final = "tools-json"
 _RUNTIMES: Final = {"py": "python3", "js": "node", "mjs": "node", "cjs": "node"}
+_NO_LINKS: Final[Mapping[str, str]] = MappingProxyType({})
 _OURS: Final = frozenset({MANIFEST_NAME, document.FILE, pins.LOCK})
 
 
@@ -31,12 +33,14 @@ class SingleFile(Struct, frozen=True):
     losses: tuple[ImportLoss, ...]
 
 
-def package_of(raw: bytes, entry: str, program: bytes, beside: Mapping[str, bytes]) -> SingleFile:
+def package_of(
+    raw: bytes, entry: str, program: bytes, beside: Mapping[str, bytes], links: Mapping[str, str] = _NO_LINKS
+) -> SingleFile:
     """Return the package of a tool manifest.
 
     ``entry`` is the name of the program, whose ending says its runtime; without one of a script it is a native program.
-    ``beside`` are the files at the file's side: those below ``tools/ALIAS/``, and its lock if there is one. Without a
-    lock the package has one of what the file declares.
+    ``beside`` and ``links`` are the files and symbolic links at the file's side: those below ``tools/ALIAS/``, and its
+    lock if there is one. Without a lock the package has one of what the file declares.
 
     Raises:
         errors.CovenantError: the file is malformed, a server is not what it declares, or needs more than tools.
@@ -47,10 +51,10 @@ def package_of(raw: bytes, entry: str, program: bytes, beside: Mapping[str, byte
     tools = document.parse(raw)
     imported = formats.read(FORMAT, raw, Context(tools.agent_id, entry, runtime=runtime))
     files = {**beside, entry: program, document.FILE: raw, MANIFEST_NAME: imported.manifest_text.encode()}
-    package = Package(files)
+    package = Package(files, None, links)
     _check_digests(package, tools)
     if pins.LOCK not in beside:
-        package = Package({**files, pins.LOCK: pins.pin(package, tools)[1]})
+        package = Package({**files, pins.LOCK: pins.pin(package, tools)[1]}, None, links)
     for one in checks.verify(package, parse.parse(package.manifest), tools):
         more = f"{one.hint} into the agent.toml that `covenant manifest import --from {FORMAT} --out DIR` writes"
         hint = more if one.code in checks.GRANT_CODES else one.hint

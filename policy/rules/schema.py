@@ -48,8 +48,11 @@ def _entry(case: Case) -> Iterator[Problem]:
     agent = case.manifest.agent
     of_package = agent.runtime != "command" or ("/" in agent.entry and not agent.entry.startswith("/"))
     of_package = of_package and agent.runtime != "hermes"
-    if of_package and agent.entry.removeprefix("./") not in case.trusted.package.files:
-        yield "agent.entry", f"entry {text.quote(agent.entry)} is not a file of the package", "add it, or name another"
+    package = case.trusted.package
+    if of_package and agent.entry.removeprefix("./") not in package.files:
+        file = package.file_at(agent.entry.removeprefix("./"))
+        hint = "add it, or name another" if file is None else f"it is a link: write entry = {text.toml(file)}"
+        yield "agent.entry", f"entry {text.quote(agent.entry)} is not a file of the package", hint
 
 
 def _network(case: Case) -> Iterator[Problem]:

@@ -30,6 +30,8 @@ AGENT_ID_PATTERN = r"^[A-Za-z0-9_.-]{1,128}$"
 AUDIENCE_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?$"
 
 Sha256 = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
+# The digest of a file, or that of a link's text (``policy.package.Package.digests``).
+Content = Annotated[str, pydantic.Field(pattern=r"^(link:)?[0-9a-f]{64}$")]
 TimeMs = Annotated[int, pydantic.Field(ge=0, le=MAX_TIME_MS)]
 
 
@@ -41,9 +43,21 @@ class _Digest(_Closed):
     sha256: Sha256
 
 
+class _LinkDigest(_Closed):
+    """The digest of a symbolic link's text. A reader that does not know links refuses it."""
+
+    symlinkSha256: Sha256  # noqa: N815  as in-toto spells its algorithms
+
+
 class _Subject(_Closed):
     name: str
-    digest: _Digest
+    digest: _Digest | _LinkDigest
+
+    def content(self) -> str:
+        """The digest as a package has it."""
+        if isinstance(self.digest, _LinkDigest):
+            return package.LINK_PREFIX + self.digest.symlinkSha256
+        return self.digest.sha256
 
 
 class Predicate(_Closed):
@@ -75,9 +89,9 @@ class Predicate(_Closed):
 
 
 class Statement(Predicate):
-    """A whole statement: the predicate, and ``subjects``, the hex SHA-256 of each file by its path."""
+    """A whole statement: the predicate, and ``subjects``, the digest of each file and link by its path."""
 
-    subjects: Annotated[Mapping[str, Sha256], pydantic.Field(min_length=1, max_length=package.MAX_FILES)]
+    subjects: Annotated[Mapping[str, Content], pydantic.Field(min_length=1, max_length=package.MAX_FILES)]
 
     @pydantic.field_validator("subjects", mode="after")
     @classmethod
@@ -93,11 +107,17 @@ class Statement(Predicate):
         predicate = {name: getattr(self, name) for name in Predicate.model_fields}
         document = {
             "_type": STATEMENT_TYPE,
-            "subject": [{"name": path, "digest": {"sha256": self.subjects[path]}} for path in sorted(self.subjects)],
+            "subject": [{"name": path, "digest": _wire(self.subjects[path])} for path in sorted(self.subjects)],
             "predicateType": PREDICATE_TYPE,
             "predicate": predicate,
         }
         return strict_json.dumps(document)
+
+
+def _wire(content: str) -> dict[str, str]:
+    if content.startswith(package.LINK_PREFIX):
+        return {"symlinkSha256": content.removeprefix(package.LINK_PREFIX)}
+    return {"sha256": content}
 
 
 class _Wire(_Closed):
@@ -128,7 +148,7 @@ def parse(payload: bytes) -> Statement:
         strict_json.MalformedJsonError: not one closed in-toto Statement v1 with our predicate.
     """
     wire = strict_json.validate(_Wire, strict_json.loads(payload, max_bytes=MAX_BYTES))
-    subjects = {s.name: s.digest.sha256 for s in wire.subject}
+    subjects = {s.name: s.content() for s in wire.subject}
     if len(subjects) != len(wire.subject):
         raise strict_json.MalformedJsonError("a subject is named twice")
     predicate = {name: getattr(wire.predicate, name) for name in Predicate.model_fields}

@@ -455,7 +455,8 @@ def _check_digests(package: packages.Package, subjects: Mapping[str, str]) -> No
         elif path not in package.digests:
             fault, hint = f"`{path}` was signed and is missing", "put the file back, or sign again"
         elif package.digests[path] != subjects[path]:
-            fault, hint = f"`{path}` is not the file that was signed", "put the file back, or sign again"
+            kind = "link" if subjects[path].startswith(packages.LINK_PREFIX) else "file"
+            fault, hint = f"`{path}` is not the {kind} that was signed", "put the file back, or sign again"
         else:
             continue
         raise errors.DigestMismatchError(fault, hint=hint, where=path)

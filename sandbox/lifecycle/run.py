@@ -406,7 +406,7 @@ class Run:
             from policy.why import sight
 
             never = host_facts.never_granted(config, context.dependencies.never_granted)
-            files = context.request.package.files
+            files = context.request.package.digests
             return sight.of(decision.artefacts, decision.manifest, files=files, host=facts, never=never)
 
         return context.denials.telling(AgentDenials(fd, sight))

@@ -1,8 +1,9 @@
 """Read a package directory once, into memory, trusting nothing about it.
 
 Every name is opened beneath the descriptor of its directory, one component at a time, without following symlinks or
-crossing mounts (openat2(2)). Only regular files are read, each once, within the bounds of ``policy.package``. A file
-that changes during the read is refused. The returned bytes are hashed, verified, parsed and copied for the run, so that
+crossing mounts (openat2(2)). Only regular files are read, each once, within the bounds of ``policy.package``. Of a
+symlink the text alone is read, and never followed here: ``policy.package_links`` decides where it leads. A file that
+changes during the read is refused. The returned bytes are hashed, verified, parsed and copied for the run, so that
 no other process can put other bytes in between.
 
 A hard link is read like any file. It names bytes, and a package is nothing but bytes. Later writes through the link's
@@ -29,6 +30,8 @@ from sandbox.kernel import libc
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: a fifo that took a file's place between lstat and open must not hang us.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+# The one pair of flags with which RESOLVE_NO_SYMLINKS opens a symlink itself (openat2(2)).
+_LINK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _RESOLVE = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS | libc.RESOLVE_NO_XDEV
 _KINDS = {
     stat.S_IFLNK: "a symlink",
@@ -49,20 +52,25 @@ def read(path: Path | int) -> packages.Package:
     """The package in a directory, given as a path or as an open descriptor (which stays open).
 
     Raises:
-        errors.PackageError: anything but plain files and directories, a refused name, too many files or bytes, or
-            a file that changed while it was read.
+        errors.PackageError: anything but plain files, directories and links within the package, a refused name, too
+            many files or bytes, or a file that changed while it was read.
     """
     reader = _walked(open_entry(".", ".", path, _DIRECTORY) if isinstance(path, int) else _opened(path))
-    return packages.Package(reader.files, reader.envelope)
+    return packages.Package(reader.files, reader.envelope, reader.links)
 
 
-def files_of(path: Path) -> dict[str, bytes]:
-    """Return the files of a directory that is a part of a package and lies outside of one; none where it is absent.
+def files_of(path: Path) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the files and links of a directory that is a part of a package and lies outside of one.
+
+    There are none where it is absent. Where the links lead is not looked at.
 
     Raises:
         errors.PackageError: as ``read``.
     """
-    return _walked(_opened(path)).files if os.path.lexists(path) else {}
+    if not os.path.lexists(path):
+        return {}, {}
+    reader = _walked(_opened(path))
+    return reader.files, reader.links
 
 
 def _opened(path: Path) -> int:
@@ -105,6 +113,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
+        self.links: dict[str, str] = {}
         self.envelope: bytes | None = None
         self._bytes = 0
         self._entries = 0
@@ -129,9 +138,16 @@ class _Reader:
                     os.close(fd)
             elif stat.S_ISREG(before.st_mode):
                 self.take(name, path, directory, before)
+            elif stat.S_ISLNK(before.st_mode) and path != packages.ENVELOPE_NAME:
+                self._bytes += before.st_size
+                packages.check_size(files=self._count() + 1, total_bytes=self._bytes)
+                self.links[path] = _text(name, path, directory, before)
             else:
                 kind = _KINDS.get(stat.S_IFMT(before.st_mode), "no plain file")
-                raise errors.PackageError(f"`{path}` is {kind}", hint=_hint(before.st_mode, path), where=path)
+                raise errors.PackageError(f"`{path}` is {kind}", hint="take it out of the package", where=path)
+
+    def _count(self) -> int:
+        return len(self.files) + len(self.links)
 
     def _names(self, directory: int) -> list[str]:
         """The directory's names, sorted, counted before they are kept."""
@@ -152,7 +168,7 @@ class _Reader:
             packages.check_envelope_size(seen.st_size)
         else:
             self._bytes += seen.st_size
-            packages.check_size(files=len(self.files) + 1, total_bytes=self._bytes)
+            packages.check_size(files=self._count() + 1, total_bytes=self._bytes)
         fd = open_entry(name, path, directory, _FILE)
         try:
             data = _read_unchanged(fd, path, seen)
@@ -182,6 +198,20 @@ def _read_unchanged(fd: int, path: str, seen: os.stat_result) -> bytes:
     return data
 
 
+def _text(name: str, path: str, directory: int, seen: os.stat_result) -> str:
+    """The text of the symlink that ``lstat`` saw. A symlink's text is its inode's for good."""
+    fd = open_entry(name, path, directory, _LINK)
+    try:
+        found = os.fstat(fd)
+        if _identity(found) != _identity(seen):
+            raise errors.PackageError(f"`{path}` changed while it was read", hint="try again", where=path)
+        return os.readlink("", dir_fd=fd)
+    except OSError as e:
+        raise _refused(path, e) from e
+    finally:
+        os.close(fd)
+
+
 def _identity(info: os.stat_result) -> tuple[int, ...]:
     return (info.st_ino, info.st_mode, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
 
@@ -199,17 +229,6 @@ def open_entry(name: str, path: str, directory: int, flags: int) -> int:
         return libc.openat2(name, flags, dir_fd=directory, resolve=_RESOLVE)
     except OSError as e:
         raise _refused(path, e) from e
-
-
-def _hint(mode: int, path: str) -> str:
-    if not stat.S_ISLNK(mode):
-        return "take it out of the package"
-    if "/.bin/" in f"/{path}":
-        return (
-            "take node_modules/.bin out (`npm install --no-bin-links` makes none), or keep the tree as a layer: "
-            "`covenant layer build NAME npm DIR`"
-        )
-    return "put the file that it leads to in its place: `cp -rL PACKAGE COPY` does so for each"
 
 
 def _refused(path: str, error: OSError) -> errors.PackageError:

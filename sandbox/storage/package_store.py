@@ -1,7 +1,8 @@
 """The supervisor's own copies of packages, by digest: an agent runs the hashed bytes, even if the source changes.
 
 A copy is written from the bytes in memory that were verified, synced, and renamed into place whole. Files are 0444
-(0555 for the entry of a rust-bin package), directories 0555, owned by root, without extended attributes.
+(0555 for the entry of a rust-bin package), directories 0555, owned by root, without extended attributes. Links are
+made with their signed text.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from policy.package import Package
@@ -41,7 +42,7 @@ class PackageStore:
             fcntl.flock(lock, fcntl.LOCK_EX)
         try:
             with progress.step("copying the package"):
-                _write_tree(making, package.files, executable)
+                _write_tree(making, package, executable)
             with contextlib.suppress(FileExistsError, OSError):
                 os.rename(making, target)
             atomic_file.sync_directory(self._directory)
@@ -82,12 +83,18 @@ def _opened(directory: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _write_tree(root: Path, files: Mapping[str, bytes], executable: str) -> None:
-    directories = {root}
-    for name in sorted(files):
+def _write_tree(root: Path, package: Package, executable: str) -> None:
+    files, directories = package.files, {root}
+    for name in package.digests:
         path = root / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directories.update(p for p in path.parents if p.is_relative_to(root))
+    # INVARIANT: no path of a package has a link in front of its last part (policy.package.check_paths), so nothing is
+    # written through a link.
+    for name, text in package.links.items():
+        os.symlink(text, root / name)
+    for name in files:
+        path = root / name
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o400)
         with os.fdopen(fd, "wb") as stream:
             stream.write(files[name])

@@ -61,7 +61,7 @@ def suite() -> Iterator[Path]:
 
 def npm_install(folder: Path, wanted: str) -> None:
     """Install a package of npm, and what it needs, in a directory."""
-    npm = ["npm", "install", "--no-bin-links", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+    npm = ["npm", "install", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
     subprocess.run([*npm, "--prefix", str(folder), wanted], check=True, timeout=500, cwd=folder)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -118,7 +119,7 @@ def published(tmp_path: Path) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
         folder.mkdir()
         mcp_kit.npm_install(folder, f"@modelcontextprotocol/server-{name}@{version}")
         files |= files_of(folder / "node_modules", f"tools/{name}/node_modules/")
-        program = f"node_modules/@modelcontextprotocol/server-{name}/dist/index.js"
+        program = f"node_modules/.bin/mcp-server-{name}"
         more = {"memory": ["MEMORY_FILE_PATH=/tmp/memory.jsonl"]}.get(name, [])
         arguments = {"everything": ["stdio"], "filesystem": ["/tmp"]}.get(name, [])
         found.append(server(name, version, "node", [program, *arguments], more))
@@ -138,6 +139,9 @@ def test_published_servers_are_called_by_published_client(home: Home, tmp_path: 
     main = AGENT.replace("SITE", repr(str(site))).encode()
     made = tmp_path / "hello"
     kit.written(made, kit.package(document, grants="", files={**files, "main.py": main}))
+    for name in SERVERS:
+        place = tmp_path / name / "node_modules/.bin"
+        shutil.copytree(place, made / f"tools/{name}/node_modules/.bin", symlinks=True, dirs_exist_ok=True)
     # An operator takes what each server says, and gives each tool its class.
     for one in servers:
         done = home.covenant("tools", "advertised", made, one["alias"])

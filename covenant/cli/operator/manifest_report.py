@@ -27,7 +27,7 @@ def notes(read: Package, parsed: Manifest) -> list[str]:
     from sandbox.rootfs import closure
 
     notes = [f"unknown section [{name}] means nothing here" for name in parsed.unknown_sections]
-    notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.files)]
+    notes += [f"`{path}` was left by a program; sign refuses it" for path in packages.droppings(read.digests)]
     try:
         parse.require_network(parsed)
     except errors.ManifestError as e:

@@ -132,7 +132,7 @@ def package(path: Path, *, parent: Path | None = None, other: OtherHost | None =
         decision.artefacts,
         decision.effective,
         manifest,
-        tuple(read.files),
+        tuple(read.digests),
         host.facts,
         decision.refusals,
         host.never,

@@ -140,8 +140,9 @@ def write(
     found: LearntProposal,
     facts: Mapping[str, Any],
     files: Mapping[str, tuple[bytes, int]] | None = None,
+    links: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the package: the manifest, its evidence, and ``files`` with their modes.
+    """Write the package: the manifest, its evidence, ``files`` with their modes, and ``links``.
 
     Raises:
         errors.PackageError: it cannot be written.
@@ -151,7 +152,7 @@ def write(
 
     evidence = learning.document(found, {**facts, "at_ms": int(time.time() * 1000)})
     made = {**(files or {}), MANIFEST_NAME: (manifest.encode(), 0o644), EVIDENCE: (evidence, 0o644)}
-    scaffold.write(target, scaffold.Scaffold("learnt", made))
+    scaffold.write(target, scaffold.Scaffold("learnt", made, links=links or {}))
 
 
 def report(

@@ -51,7 +51,7 @@ def run_and_learn(
         learnt.count_changes(manifest.workspace.path, seen)
     done, found = _narrowed(package, manifest, seen, workspace)
     facts = {"package": package.digest, "run": seen.run_id, "missed": seen.missed}
-    learnt.write(target, done.text, found, facts, _files(source, package))
+    learnt.write(target, done.text, found, facts, _files(source, package), package.links)
     gone = [f"{one.key}: {one.value}" for one in done.taken_out]
     learnt.report(target, found, seen, status, quiet=quiet, taken_out=gone)
     return status

@@ -91,6 +91,10 @@ class _Bench:
             target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             target.write_bytes(content)
             target.chmod(0o755 if name == manifest.agent.entry else 0o644)
+        for name, text in package.links.items():
+            target = self._copy / "package" / name
+            target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            target.symlink_to(text)
         self._lines: list[float] = []
         self._directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, self._directory)

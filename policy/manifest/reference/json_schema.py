@@ -42,7 +42,7 @@ _BOUNDS = {"ge": "minimum", "le": "maximum", "pattern": "pattern", "min_length":
 _STATEMENT_LEFT = (
     "that expires_at lies after not_before",
     "that unknown_sections is sorted and without repeats, and that no two subjects have one name",
-    "which paths a package may hold",
+    "which paths and links a package may hold",
 )
 
 
@@ -167,8 +167,9 @@ def _type(annotation: Any, *, style: _Style) -> dict[str, Any]:
     if origin is tuple:
         return {"type": "array", "items": _type(inner[0], style=style)}
     if origin in (types.UnionType, typing.Union):
-        some = _type(next(a for a in inner if a is not type(None)), style=style)
-        return {"anyOf": [some, {"type": "null"}]} if style.null else some
+        some = [_type(one, style=style) for one in inner if one is not type(None)]
+        absent = [{"type": "null"}] if style.null and type(None) in inner else []
+        return {"anyOf": [*some, *absent]} if len(some) + len(absent) > 1 else some[0]
     raise LookupError(f"`{annotation}` has no shape in JSON Schema")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
-from policy import errors, package
+from policy import errors, package, package_links
 from policy.manifest import digests, hosts, lines, text
 from policy.manifest.agent import Manifest
 from policy.manifest.tools import document as tool_manifests
@@ -29,6 +29,7 @@ CODES = {
     "filler_digest": "a digest is a placeholder",
     "package_missing": "`tools/<alias>/` is not there",
     "package_changed": "its files are not those of `package_digest`",
+    "link_outside": "a link of `tools/<alias>/` leaves it, which runs alone",
     "fetches_code": "the command fetches what it runs",
     "program_outside": "the command is no program of the package",
     "not_pinned": "a server or tool has no pin: `covenant tools pin`",
@@ -77,6 +78,9 @@ class _Case(Struct, frozen=True):
 
     def no(self, code: str, path: lines.Path, message: str, hint: str) -> Finding:
         return Finding(code, message, hint, self.tools.where(path))
+
+    def starts(self, server: Server, program: str) -> bool:
+        return file_of(self.read, server, program) is not None
 
     def not_granted(self, code: str, dotted: str, message: str, hint: str) -> Finding:
         return Finding(code, message, hint, self.manifest.point(dotted))
@@ -163,6 +167,13 @@ def _package(case: _Case, number: int, server: Server, stated: str) -> Iterator[
     elif present != stated and not reason:
         message = f"the files in `{inside}` have the digest {present}"
         yield case.no("package_changed", path, message, "look at what changed, then run covenant tools pin")
+    try:
+        links = {name.removeprefix(inside): link for name, link in case.read.links.items() if name.startswith(inside)}
+        files = [name.removeprefix(inside) for name in case.read.files if name.startswith(inside)]
+        package_links.check(links, files)
+    except errors.PackageError as e:
+        message = f"the package of server `{server.alias}` cannot run alone: {e.message}"
+        yield case.no("link_outside", path, message, e.hint)
 
 
 class Program(Struct, frozen=True):
@@ -171,6 +182,13 @@ class Program(Struct, frozen=True):
     runtime: str
     program: str
     arguments: tuple[str, ...]
+
+
+def file_of(read: package.Package, server: Server, program: str) -> str | None:
+    """Return the file of a server's package that a name in it leads to, below ``tools/ALIAS/``; None for none."""
+    inside = tools_pins.directory(server.alias)
+    found = read.file_at(inside + program.removeprefix("./"))
+    return found.removeprefix(inside) if found is not None and found.startswith(inside) else None
 
 
 def program_of(server: Server) -> Program | None:
@@ -220,13 +238,13 @@ def _programs(case: _Case) -> Iterator[Finding]:
         name = server.command.rpartition("/")[2]
         hint = f"unpack the package into {inside} and start its own program, such as {example(case.read, server.alias)}"
         bare = name == server.command
-        if name in FETCHERS and (bare or f"{inside}{server.command.removeprefix('./')}" not in case.read.files):
+        if name in FETCHERS and (bare or not case.starts(server, server.command)):
             what = _fetched(server)
             message = f"command {text.quote(server.command)} fetches what it runs{what}"
             yield case.no("fetches_code", ("servers", number, "command"), message, hint)
             continue
         started = program_of(server)
-        if started is None or f"{inside}{started.program.removeprefix('./')}" not in case.read.files:
+        if started is None or not case.starts(server, started.program):
             script = bare and name in INTERPRETERS
             program = (server.args[0] if server.args else "") if script else server.command
             message = f"{text.quote(program or name)} is no program of `{inside}`"
@@ -348,10 +366,10 @@ def _is_granted(manifest: Manifest, host: str, port: int) -> bool:
 
 
 def _not_given(case: _Case, number: int, server: Server) -> Iterator[Finding]:
-    started, inside = program_of(server), tools_pins.directory(server.alias)
+    started = program_of(server)
     if started is None or started.runtime in server_variables.STARTERS:
         return
-    if f"{inside}{started.program.removeprefix('./')}" in case.read.files:  # else it is no program at all
+    if case.starts(server, started.program):  # else it is no program at all
         for path, _ in server.credentials():
             message = server_variables.message(server)
             yield case.no("credential_not_given", ("servers", number, *path), message, server_variables.HINT)

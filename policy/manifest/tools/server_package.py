@@ -58,9 +58,11 @@ def package_of(
             where=tools.where((*place, "package_digest")),
         )
     started = checks.program_of(server)
-    program = "" if started is None else started.program.removeprefix("./")
     files = {path.removeprefix(inside): data for path, data in read.files.items() if path.startswith(inside)}
-    if started is None or program not in files:
+    links = {path.removeprefix(inside): link for path, link in read.links.items() if path.startswith(inside)}
+    # A link of node_modules/.bin is started as the file that it leads to.
+    program = None if started is None else checks.file_of(read, server, started.program)
+    if started is None or program is None:
         raise errors.ToolsError(
             f"the command of server `{server.alias}` starts no program of `{inside}`",
             hint=f"start its own program, such as {checks.example(read, server.alias)}",
@@ -69,14 +71,18 @@ def package_of(
     start = _Start(started.runtime, program, started.arguments)
     if with_secrets and server_variables.secrets_of(server):
         start = _with_starter(start, tools, server)
-    if taken := sorted({MANIFEST_NAME, *start.files} & files.keys()):
+    if taken := sorted({MANIFEST_NAME, *start.files} & (files.keys() | links.keys())):
         raise errors.ToolsError(
             f"`{inside}` has a file `{taken[0]}`, which is the name of a file of its sandbox",
             hint="take it out, then run covenant tools pin",
             where=tools.where((*place, "alias")),
         )
     lines = _manifest(agent_id(tools, server), server, start, seconds)
-    return Package({**files, **start.files, MANIFEST_NAME: "\n".join(lines).encode()})
+    try:
+        return Package({**files, **start.files, MANIFEST_NAME: "\n".join(lines).encode()}, None, links)
+    except errors.PackageError as e:
+        message = f"the package of server `{server.alias}` cannot run alone: {e.message}"
+        raise errors.ToolsError(message, hint=e.hint, where=tools.where((*place, "alias"))) from e
 
 
 class _Start(Struct, frozen=True):

@@ -62,7 +62,7 @@ def test_what_its_file_system_refuses_is_said_as_of_any_package(
 def test_no_descriptor_is_left_open(folder: Path) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     package_reader.read(folder)
-    (folder / "lib" / "link").symlink_to("a")
+    (folder / "lib" / "link").symlink_to("/a")
     with pytest.raises(errors.PackageError):
         package_reader.read(folder)
     assert sorted(os.listdir("/proc/self/fd")) == before
@@ -83,12 +83,11 @@ def _symlinked_manifest(folder: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a symlink inside": (_symlink_to("a"), "is a symlink"),
     "a symlink outside": (_symlink_to("/etc/passwd"), "is a symlink"),
-    "a symlink to nowhere": (_symlink_to("nowhere"), "is a symlink"),
+    "a symlink to nowhere": (_symlink_to("nowhere"), "does not have"),
     "a symlinked directory": (_symlink_to("/etc"), "is a symlink"),
     "a symlink to itself": (_symlink_to("bad"), "is a symlink"),
-    "a symlinked manifest": (_symlinked_manifest, "is a symlink"),
+    "a symlinked manifest": (_symlinked_manifest, "is a symlink, and has to be a file"),
     "a symlinked envelope": (lambda f: (f / "agent.dsse.json").symlink_to("main.py"), "is a symlink"),
     "a fifo": (lambda f: os.mkfifo(f / "lib" / "bad"), "is a fifo"),
     "a fifo as envelope": (lambda f: os.mkfifo(f / "agent.dsse.json"), "is a fifo"),
@@ -112,29 +111,13 @@ def _touch(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_anything_but_plain_files_is_refused(name: str, folder: Path) -> None:
+def test_anything_but_files_and_own_links_is_refused(name: str, folder: Path) -> None:
     package_reader.read(folder)
     make, says = REFUSED[name]
     make(folder)
     with pytest.raises(errors.PackageError) as caught:
         package_reader.read(folder)
     assert says in caught.value.message
-
-
-def test_links_of_npm_are_refused_with_a_fix(folder: Path) -> None:
-    """As `npm install` leaves a tree; without the links the package is read, with the files of the tool."""
-    tool = folder / "node_modules" / "tool"
-    tool.mkdir(parents=True)
-    (tool / "tool.js").write_text("1")
-    bins = folder / "node_modules" / ".bin"
-    bins.mkdir()
-    (bins / "tool").symlink_to("../tool/tool.js")
-    with pytest.raises(errors.PackageError, match="is a symlink") as caught:
-        package_reader.read(folder)
-    assert "take node_modules/.bin out" in caught.value.hint
-    assert "covenant layer build NAME npm DIR" in caught.value.hint
-    shutil.rmtree(bins)
-    assert "node_modules/tool/tool.js" in package_reader.read(folder).files
 
 
 def test_directory_in_place_of_envelope_is_refused(folder: Path) -> None:

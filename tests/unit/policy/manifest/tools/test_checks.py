@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import pathlib
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from policy import errors, package
-from policy.manifest.tools import checks, pins
+from policy.manifest.tools import checks, pins, server_package
 from policy.manifest.tools import document as tools_document
 from tests import tools_kit as kit
 
@@ -54,6 +55,35 @@ def test_changed_file_of_server() -> None:
     (finding,) = verify(read)
     assert finding.code == "package_changed"
     assert str(pins.package_digest(read, "fs")) in finding.message
+
+
+def test_link_of_server_is_pinned_and_stays_in_it() -> None:
+    read = kit.package(kit.FULL)
+    inside, outside = {"tools/fs/.bin/fs": "../dist/index.js"}, {"tools/fs/.bin/fs": "../../../main.py"}
+    assert codes(package.Package(read.files, None, inside)) == ["package_changed"]
+    (changed, found) = verify(package.Package(read.files, None, outside))
+    assert (changed.code, found.code) == ("package_changed", "link_outside")
+    assert "`.bin/fs` is a symlink that leaves the package" in found.message
+    assert "cp -rL" in found.hint
+
+
+def test_program_is_found_by_its_link() -> None:
+    """As `npm install` leaves it: what runs is the file that a link of .bin leads to."""
+    document = copy.deepcopy(kit.FULL)
+    document["servers"][0]["args"][0] = ".bin/fs"
+    links = {"tools/fs/.bin/fs": "../dist/index.js"}
+    read = kit.package(document, pin=False)
+    assert "program_outside" in codes(read)
+    read = package.Package(read.files, None, links)
+    pinned, lock = pins.pin(read, tools_document.parse(read.files["tools.json"]))
+    read = package.Package({**read.files, "tools.json": pinned, pins.LOCK: lock}, None, links)
+    assert codes(read) == []
+    tools = tools_document.parse(pinned)
+    made = server_package.package_of(read, tools, tools.servers[0], seconds=60)
+    assert b'entry = "dist/index.js"' in made.manifest
+    assert made.links == {".bin/fs": "../dist/index.js"}
+    moved = package.Package(read.files, None, {"tools/fs/.bin/fs": "../../../main.py"})
+    assert "program_outside" in codes(moved)
 
 
 def test_added_file_of_server() -> None:
