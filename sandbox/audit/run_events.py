@@ -21,7 +21,7 @@ from policy.manifest.agent import Manifest
 from policy.prove import live
 from policy.signing import trust
 from sandbox.audit import open_runs, run_archive
-from sandbox.audit.log import Ledger, Record
+from sandbox.audit.log import MOST_RECORDS, Ledger, Record
 from sandbox.run_io import RunOutcome, StreamTotals
 from sandbox.rundir import registry
 
@@ -411,6 +411,8 @@ class RunEvents:
 
     def intent_dispatched(self, intent_id: str, text: str, digest: str) -> None:
         """Version 1's row of an intent that was answered; it goes with the run's last."""
+        if self._waiting:
+            self._flush()  # its text may be as long as a write with few other rows
         self._append(
             "intent_dispatched",
             waits=True,
@@ -439,6 +441,9 @@ class RunEvents:
 
     def _append(self, kind: str, *, waits: bool = False, **fields: Any) -> None:
         fields |= {"run_id": self._run_id, "operator": self.operator}
+        if len(self._waiting) >= MOST_RECORDS:
+            # An agent may make more calls at one time than one write has rows.
+            self._flush()
         self._waiting.append(Record(kind, fields, int(time.time() * 1000)))
         if not waits and not self._together:
             self._flush()

@@ -13,7 +13,7 @@ from policy import base58
 from policy.audit_log import chain
 from policy.lifecycle import State
 from sandbox.audit import open_runs
-from sandbox.audit.log import Ledger, Record
+from sandbox.audit.log import MOST_RECORDS, Ledger, Record
 from sandbox.audit.run_events import RunEvents
 from sandbox.rundir import registry
 
@@ -110,3 +110,18 @@ def test_rows_of_call_are_carried_and_then_settled(tmp_path: Path) -> None:
         assert head.carried.count == 1
         rows.settle()
         assert [json.loads(line)["kind"]["type"] for _, line in log.lines()] == ["run_state", "tool_called"]
+
+
+@pytest.mark.parametrize("count", [MOST_RECORDS - 1, MOST_RECORDS, 5 * MOST_RECORDS])
+def test_any_number_of_waiting_rows_is_written(tmp_path: Path, count: int) -> None:
+    uri = "matrix://tool/mcp/a/b@1"
+    called = {"uri": uri, "side_effect_class": "read", "arguments_hash_hex": "0" * 64, "argument_bytes": 2}
+    with Ledger.open(tmp_path / "audit", head=tmp_path / "head" / "head.json") as ledger:
+        rows = RunEvents(ledger, "r", {"display": "somebody@local", "pubkey": "1" * 44})
+        for number in range(count):
+            rows.tool("tool_called", {**called, "agent_id": "hello", "call": str(number)})
+        # Beside the longest text of an intent, too.
+        rows.intent_dispatched("i", "x" * 8_380_000, "0" * 64)
+        rows.sync()
+        kinds = [json.loads(line)["kind"] for _, line in ledger.lines()]
+    assert [one.get("call") for one in kinds] == [*map(str, range(count)), None]
