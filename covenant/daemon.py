@@ -235,7 +235,8 @@ async def _tasks(opened: Opened, settings: Settings, group: anyio.abc.TaskGroup,
     group.start_soon(server.refusals.run, server.audit)
     group.start_soon(server.clock.run)
     group.start_soon(expiry.warn, server)
-    group.start_soon(tool_servers.keep, opened.mcp_servers, opened.runtime.supervised, server.tools, server.audit)
+    keep = functools.partial(tool_servers.keep, operator=server.identity.agent.pubkey)
+    group.start_soon(keep, opened.mcp_servers, opened.runtime.supervised, server.tools, server.audit)
     group.start_soon(_watchdog)
 
 

@@ -7,7 +7,7 @@ the requests of one peer would take every place, and its next ones would queue b
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import anyio
@@ -21,11 +21,12 @@ class _Peer:
 
 class Shares:
     """``most`` places. Every peer without the key ``operator`` has at most half of them, and all those together at most
-    three in four, so that the operator always finds one. A request waits first for its peer's own share."""
+    three in four, so that the operator always finds one. A request waits first for its peer's own share. ``of_one`` is
+    another bound of a peer than half of the places."""
 
-    def __init__(self, most: int, *, operator: str = "") -> None:
+    def __init__(self, most: int, *, operator: str = "", of_one: int | None = None) -> None:
         self._operator = operator
-        self._of_one = max(1, most // 2)
+        self.of_one = max(1, most // 2) if of_one is None else of_one
         self._all = anyio.CapacityLimiter(most)
         self._of_others = anyio.CapacityLimiter(max(1, most * 3 // 4))
         self._peers: dict[str, _Peer] = {}
@@ -40,13 +41,33 @@ class Shares:
             await stack.enter_async_context(_held(self._all))
             yield
 
+    @contextlib.contextmanager
+    def place_now(self, pubkey: str) -> Iterator[None]:
+        """Hold a place during the block, without waiting for one. The operator too has at most ``of_one`` of these.
+
+        Raises:
+            anyio.WouldBlock: there is none for this peer now.
+        """
+        with self._counted(pubkey) as peer, contextlib.ExitStack() as stack:
+            for places in (peer.places, *([self._of_others] if pubkey != self._operator else []), self._all):
+                this = object()
+                places.acquire_on_behalf_of_nowait(this)
+                stack.callback(places.release_on_behalf_of, this)
+            yield
+
     @contextlib.asynccontextmanager
     async def _of(self, pubkey: str) -> AsyncIterator[None]:
-        peer = self._peers.setdefault(pubkey, _Peer(anyio.CapacityLimiter(self._of_one)))
-        peer.coming += 1
-        try:
+        with self._counted(pubkey) as peer:
             async with _held(peer.places):
                 yield
+
+    @contextlib.contextmanager
+    def _counted(self, pubkey: str) -> Iterator[_Peer]:
+        """Keep what is known of a peer while it has or awaits a place."""
+        peer = self._peers.setdefault(pubkey, _Peer(anyio.CapacityLimiter(self.of_one)))
+        peer.coming += 1
+        try:
+            yield peer
         finally:
             peer.coming -= 1
             if not peer.coming:

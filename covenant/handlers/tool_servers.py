@@ -24,10 +24,11 @@ from typing import Any, Final, Literal, Protocol
 import anyio
 import anyio.to_thread
 
+from covenant.fair_share import Shares
 from covenant.providers.mcp_servers import McpServer
 from covenant.providers.tools import Answer, ToolRegistry
 from covenant.runtime.supervisor_client import Supervised
-from covenant.runtime.tool_session import ToolSession
+from covenant.runtime.tool_session import CALLS, ToolSession
 from covenant.visible import visible
 from covenant.wire.types import ToolSpec
 from policy import errors
@@ -50,6 +51,9 @@ _CLAIM_SECONDS: Final = 10.0
 # The gate limits a call itself. Its time begins when the server was started, which takes up to LIST_SECONDS there.
 _BEYOND_SECONDS: Final = 70.0
 
+# Calls of one caller under way at one server. The other callers have the rest, however long these take.
+CALLS_OF_ONE: Final = 16
+
 State = Literal["starting", "ready", "reconnecting", "refused"]
 
 
@@ -60,10 +64,12 @@ class Audit(Protocol):
         """Write a row."""
 
 
-async def keep(servers: Sequence[McpServer], supervised: Supervised, registry: ToolRegistry, audit: Audit) -> None:
-    """Keep a session with each server until this is cancelled."""
+async def keep(
+    servers: Sequence[McpServer], supervised: Supervised, registry: ToolRegistry, audit: Audit, *, operator: str = ""
+) -> None:
+    """Keep a session with each server until this is cancelled. ``operator`` is the operator's public key."""
     names: dict[str, str] = {}
-    kept = [KeptServer(server, supervised, registry, audit, names) for server in servers]
+    kept = [KeptServer(server, supervised, registry, audit, names, operator=operator) for server in servers]
     for one in kept:
         await one.claim()
     async with anyio.create_task_group() as group:
@@ -97,10 +103,18 @@ class KeptServer:
     """One entry, its session, and its tools in the registry. ``names`` are the entries of all names so far."""
 
     def __init__(
-        self, server: McpServer, supervised: Supervised, registry: ToolRegistry, audit: Audit, names: dict[str, str]
+        self,
+        server: McpServer,
+        supervised: Supervised,
+        registry: ToolRegistry,
+        audit: Audit,
+        names: dict[str, str],
+        *,
+        operator: str = "",
     ) -> None:
         self.server, self._supervised, self._registry, self._audit = server, supervised, registry, audit
         self._names = names
+        self._places = Shares(CALLS, operator=operator, of_one=CALLS_OF_ONE)
         self.state: State = "starting"
         self._session: ToolSession | None = None
         # The names in the registry.
@@ -192,7 +206,8 @@ class KeptServer:
                     _LOG.warning("a second tool `%s` of tool server `%s` was ignored", name, self.server.name)
                 tools.setdefault(name, McpTool(self, name, one.name, pin))
         self._remove()
-        self._listed = {name for name, tool in tools.items() if self._registry.add(tool, seconds=tool.seconds)}
+        add = functools.partial(self._registry.add, places=self._places)
+        self._listed = {name for name, tool in tools.items() if add(tool, seconds=tool.seconds)}
         self.state = "ready"
         await self._note("")
 

@@ -44,7 +44,7 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
 
     Raises:
         errors.CapabilityMissingError, errors.CapabilityScopeError, errors.CapabilityExhaustedError,
-        errors.NoToolError, errors.ToolArgumentsError, errors.ToolError
+        errors.NoToolError, errors.ToolArgumentsError, errors.BusyError, errors.ToolError
     """
     name, arguments = asked.name, {} if asked.arguments is None else asked.arguments
     if name not in server.tools:
@@ -67,7 +67,7 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
     # (4) and (5)
     began, outcome = time.monotonic(), "failed"
     try:
-        answer = await server.tools.call(name, arguments)
+        answer = await server.tools.call(name, arguments, caller=caller.agent.pubkey)
         outcome = "error" if answer.is_error else "ok"
     finally:
         with anyio.move_on_after(_WRITING_SECONDS, shield=True):

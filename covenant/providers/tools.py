@@ -7,6 +7,7 @@ the tool's full schema (JSON Schema 2020-12), and limits the time of a call.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import anyio
 import anyio.to_thread
 import jsonschema_rs
 
+from covenant.fair_share import Shares
 from covenant.wire.types import ToolSpec
 from policy import errors
 from policy.manifest.tools import argument_schema
@@ -49,6 +51,7 @@ class _Known:
     tool: Tool
     check: jsonschema_rs.Draft202012Validator
     seconds: float
+    places: Shares | None = None
 
     @property
     def spec(self) -> ToolSpec:
@@ -65,11 +68,12 @@ class ToolRegistry:
         for tool in tools:
             self.add(tool)
 
-    def add(self, tool: Tool, *, seconds: float | None = None) -> bool:
+    def add(self, tool: Tool, *, seconds: float | None = None, places: Shares | None = None) -> bool:
         """Register a tool; returns False, with a warning in the log, if its name is taken or its schema is invalid.
 
         A schema is also invalid if it refers to another document, or has a pattern that the linear engine lacks.
-        ``seconds`` is the time of a call, instead of that of the registry.
+        ``seconds`` is the time of a call, instead of that of the registry. ``places`` are those of calls under way,
+        which the tool may share with others.
         """
         spec = tool.spec
         if spec.name in self._known:
@@ -80,7 +84,7 @@ class ToolRegistry:
         except (jsonschema_rs.ValidationError, errors.MalformedRequestError) as e:
             _LOG.warning("tool `%s` was ignored: its schema is invalid: %s", spec.name, e.message[:_SHOWN])
             return False
-        self._known[spec.name] = _Known(tool, check, self._seconds if seconds is None else seconds)
+        self._known[spec.name] = _Known(tool, check, self._seconds if seconds is None else seconds, places)
         return True
 
     def remove(self, name: str) -> None:
@@ -106,18 +110,23 @@ class ToolRegistry:
         known = self._find(name)
         await anyio.to_thread.run_sync(argument_schema.check, name, known.spec.input_schema, known.check, arguments)
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> Answer:
-        """Check the arguments and call the tool.
+    async def call(self, name: str, arguments: Mapping[str, Any], *, caller: str = "") -> Answer:
+        """Check the arguments and call the tool for the caller with this public key.
 
         Raises:
             errors.NoToolError, errors.ToolArgumentsError: as ``check``.
+            errors.BusyError: the caller has as many calls under way as it may, or all callers have.
             errors.ToolError: it failed, or did not answer in time.
         """
         await self.check(name, arguments)
         known = self._find(name)
         try:
-            with anyio.fail_after(known.seconds):
+            # At once or not at all: the right to a call could end while the call waits for its place.
+            places = contextlib.nullcontext() if known.places is None else known.places.place_now(caller)
+            with places, anyio.fail_after(known.seconds):
                 return await known.tool.call(arguments)
+        except anyio.WouldBlock:
+            raise _busy(known) from None
         except TimeoutError:
             raise errors.ToolError(f"tool `{name}` gave no answer in {known.seconds:g} seconds") from None
         except errors.CovenantError:
@@ -131,6 +140,15 @@ class ToolRegistry:
         if known is None:
             raise errors.NoToolError(f"there is no tool `{name[:_SHOWN]}`", hint="covenant tools list")
         return known
+
+
+def _busy(known: _Known) -> errors.BusyError:
+    assert known.places is not None
+    server = known.spec.source or known.spec.name
+    return errors.BusyError(
+        f"too many calls of `{server}` are under way; one caller has at most {known.places.of_one}",
+        hint="ask again when one of them has ended",
+    )
 
 
 # The native tools -------------------------------------------------------------------------------------------------

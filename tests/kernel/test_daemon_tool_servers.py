@@ -14,8 +14,11 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from covenant.handlers import tool_servers
+from covenant.handlers.caller import Caller
+from covenant.wire import requests, responses
 from policy import errors
-from tests import daemon_kit
+from tests import daemon_kit, runtime_kit
 from tests.daemon_kit import Daemon
 from tests.kernel import revoking, serving
 from tests.kernel.serving import Served
@@ -140,6 +143,37 @@ async def test_tools_are_called_lost_and_removed(
     assert "docs/tool-calls.md" in said
     assert "secret-word" not in said
     assert "tool server `missing` is refused: the package cannot be read" in said
+
+
+async def test_hanging_calls_of_one_caller_block_no_other(served: Served, tmp_path: Path) -> None:
+    home = home_of(served.world, tmp_path)
+    async with daemon_kit.running(home, socket=served.path) as daemon:
+        await until(daemon, "ready")
+        await daemon.grant(f"tool.call.{NAME}")
+        alice = runtime_kit.ALICE
+        await daemon.ask("enroll_peer", display=alice.display, pubkey=alice.pubkey, actions=[f"tool.call.{NAME}"])
+        caller = Caller(agent=alice, operator=False, token_prefix="", transport="ipc")
+        answers: list[str] = []
+
+        async def hang() -> None:
+            asked = requests.CallTool(name=NAME, arguments={"text": "hwait"})
+            response = await daemon.server.respond(caller, asked)
+            assert isinstance(response, responses.Error)
+            answers.append(response.code or "")
+
+        async with anyio.create_task_group() as group:
+            for _ in range(64):
+                group.start_soon(hang)
+            await until_called(served.world, tool_servers.CALLS_OF_ONE - 1)
+            # The operator's calls pass through the same bridge, gate and server.
+            assert text_of(await shout(daemon, "hi")) == "hi"
+            assert text_of(await shout(daemon, "ho")) == "ho"
+            assert set(answers) == {errors.BusyError.code}
+            assert len(answers) == 64 - tool_servers.CALLS_OF_ONE
+            group.cancel_scope.cancel()
+        # The calls that were given up hold no thread of the bridge, and no place.
+        response = await daemon.server.respond(caller, requests.CallTool(name=NAME, arguments={"text": "hi"}))
+        assert isinstance(response, responses.ToolResult)
 
 
 async def lost_call(daemon: Daemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -92,3 +93,18 @@ async def test_whoever_goes_away_while_they_wait_takes_no_place_along() -> None:
         assert here.shares._peers == {}
         await here.ask(ALICE, 2)
         assert here.running == [ALICE]
+
+
+async def test_place_now_is_there_or_refused() -> None:
+    shares = Shares(8, operator=OPERATOR, of_one=2)
+    with contextlib.ExitStack() as held:
+        for whom, count in ((ALICE, 2), (BOB, 2), (CAROL, 2), (OPERATOR, 2)):
+            for _ in range(count):
+                held.enter_context(shares.place_now(whom))
+            with pytest.raises(anyio.WouldBlock), shares.place_now(whom):
+                pytest.fail("it has its share")
+        with pytest.raises(anyio.WouldBlock), shares.place_now("dave"):
+            pytest.fail("the last places are the operator's")
+    with shares.place_now(ALICE):
+        pass
+    assert shares._peers == {}

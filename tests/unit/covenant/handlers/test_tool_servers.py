@@ -155,8 +155,8 @@ class Kept:
     def names(self) -> list[str]:
         return [spec.name for spec in self.registry.specs() if spec.source is not None]
 
-    async def say(self, text: str, name: str = "shout") -> Any:
-        return await self.registry.call(name, {"text": text})
+    async def say(self, text: str, name: str = "shout", caller: str = "alice") -> Any:
+        return await self.registry.call(name, {"text": text}, caller=caller)
 
     @property
     def states(self) -> list[tuple[str, int, str]]:
@@ -248,13 +248,13 @@ async def test_large_calls_pass_up_to_the_bound(package: Path) -> None:
             await one.say("x" * 4_194_304)
         refused: list[str] = []
         async with anyio.create_task_group() as group:
-            for _ in range(tool_session.CALLS + 1):
-                group.start_soon(_refused_or_waits, one, refused)
+            for number in range(tool_session.CALLS + 1):
+                group.start_soon(_refused_or_waits, one, refused, f"caller-{number % 4}")
             with anyio.fail_after(60):
                 while not refused:  # noqa: ASYNC110
                     await anyio.sleep(0.02)
             group.cancel_scope.cancel()
-        assert "64 calls under way" in refused[0]
+        assert "one caller has at most 16" in refused[0]
         assert (await one.say("hi")).content[0]["text"] == "hi"
 
 
@@ -270,11 +270,28 @@ async def test_call_that_no_gate_reads_is_refused(package: Path) -> None:
         assert (await one.registry.call("shout", {"text": "hi", "more": deep["a"]["a"]})).content[0]["text"] == "hi"
 
 
-async def _refused_or_waits(one: Kept, refused: list[str]) -> None:
+async def _refused_or_waits(one: Kept, refused: list[str], caller: str) -> None:
     try:
-        await one.say("wait")
-    except errors.ToolError as e:
+        await one.say("wait", caller=caller)
+    except errors.BusyError as e:
         refused.append(e.message)
+
+
+async def test_hanging_calls_of_one_caller_block_no_other(package: Path) -> None:
+    async with keeping(package) as one:
+        await one.until("ready")
+        refused: list[str] = []
+        async with anyio.create_task_group() as group:
+            for number in range(3 * tool_session.CALLS):
+                group.start_soon(_refused_or_waits, one, refused, f"caller-{number % 2}")
+            with anyio.fail_after(60):
+                while len(refused) < 3 * tool_session.CALLS - 2 * tool_servers.CALLS_OF_ONE:  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+            for caller in ("caller-2", "operator"):
+                assert (await one.say("hi", caller=caller)).content[0]["text"] == "hi"
+            group.cancel_scope.cancel()
+        # What ended leaves its place.
+        assert (await one.say("hi", caller="caller-0")).content[0]["text"] == "hi"
 
 
 async def test_call_that_is_given_up_is_cancelled(package: Path, caplog: pytest.LogCaptureFixture) -> None:
