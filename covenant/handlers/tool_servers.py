@@ -18,25 +18,21 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 import anyio
-import anyio.to_thread
 
 from covenant.fair_share import Shares
 from covenant.providers.mcp_servers import McpServer
+from covenant.providers.tool_packages import ToolPackage
 from covenant.providers.tools import Answer, ToolRegistry
 from covenant.runtime.supervisor_client import Supervised
 from covenant.runtime.tool_session import CALLS, ToolSession
 from covenant.visible import visible
 from covenant.wire.types import ToolSpec
 from policy import errors
-from policy.manifest import parse
-from policy.manifest.tools import checks, document
 from policy.manifest.tools.advertised import AdvertisedTool
 from policy.manifest.tools.document import Tool
-from sandbox.storage import package_reader
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -46,8 +42,8 @@ LONGEST_PAUSE: Final = 60.0
 REFUSED_PAUSE: Final = 300.0
 # A session that lasted so long did not fail at its start: the next pause is the first one again.
 _STEADY_SECONDS: Final = 60.0
-# To read the pins of one package before all sessions start.
-_CLAIM_SECONDS: Final = 10.0
+# To read one package. At the start all are read at one time, before the first session.
+_READ_SECONDS: Final = 30.0
 # The gate limits a call itself. Its time begins when the server was started, which takes up to LIST_SECONDS there.
 _BEYOND_SECONDS: Final = 70.0
 
@@ -70,33 +66,14 @@ async def keep(
     """Keep a session with each server until this is cancelled. ``operator`` is the operator's public key."""
     names: dict[str, str] = {}
     kept = [KeptServer(server, supervised, registry, audit, names, operator=operator) for server in servers]
+    async with anyio.create_task_group() as group:
+        for one in kept:
+            group.start_soon(one.look)
     for one in kept:
-        await one.claim()
+        one.claim()
     async with anyio.create_task_group() as group:
         for one in kept:
             group.start_soon(one.run)
-
-
-def pinned(package: Path | int) -> dict[str, Tool]:
-    """Return the granted tools of a package's tools.json, by the name that its endpoint has for each.
-
-    The daemon's own tools that a package declares are left out: a session would lead back here.
-
-    Raises:
-        errors.CovenantError: the package cannot be read, or has no tools.json.
-    """
-    read = package_reader.read(package)
-    manifest, raw = parse.parse(read.manifest), read.files.get(document.FILE)
-    if raw is None:
-        raise errors.PackageError(f"the package has no `{document.FILE}`", hint="docs/tools.md says what it holds")
-    tools = document.parse(raw)
-    return {
-        f"{server.alias}__{tool.name}": tool
-        for server in tools.servers
-        if server.transport != "daemon"
-        for tool in server.tools
-        if not checks.why_not(manifest, tools, server.uri(tool), tool.side_effect_class)
-    }
 
 
 class KeptServer:
@@ -115,24 +92,26 @@ class KeptServer:
         self.server, self._supervised, self._registry, self._audit = server, supervised, registry, audit
         self._names = names
         self._places = Shares(CALLS, operator=operator, of_one=CALLS_OF_ONE)
+        self._package, self._pinned = ToolPackage(server.package), tuple[Tool, ...]()
         self.state: State = "starting"
         self._session: ToolSession | None = None
         # The names in the registry.
         self._listed: set[str] = set()
         self._said = ""
 
-    async def claim(self) -> None:
-        """Take the names that the package pins now, as far as they are no earlier entry's."""
-        pins: dict[str, Tool] = {}
+    async def look(self) -> None:
+        """Read the names that the package pins now."""
         try:
-            with anyio.move_on_after(_CLAIM_SECONDS):
-                pins = await anyio.to_thread.run_sync(pinned, self.server.package, abandon_on_cancel=True)
+            self._pinned = tuple((await self._package.pins(seconds=_READ_SECONDS)).values())
         except errors.CovenantError:
             return  # its session is refused for that
         except Exception:
             # One entry must not end the daemon.
             _LOG.exception("the package of tool server `%s` cannot be read", self.server.name)
-        for pin in pins.values():
+
+    def claim(self) -> None:
+        """Take the names that ``look`` found, as far as they are no earlier entry's."""
+        for pin in self._pinned:
             if (name := self.server.listed_as(pin.name)) is not None:
                 self._names.setdefault(name, self.server.name)
 
@@ -173,11 +152,9 @@ class KeptServer:
     async def _hold(self) -> errors.CovenantError:
         self._session = ToolSession(self.server.name)
         try:
-            # In a thread: the path may be on a file system that does not answer.
-            directory = await anyio.to_thread.run_sync(_opened, self.server.package)
+            directory, pins = await self._package.opened(seconds=_READ_SECONDS)
             with contextlib.ExitStack() as stack:
                 stack.callback(os.close, directory)
-                pins = await anyio.to_thread.run_sync(pinned, directory)
                 return await self._session.run(self._supervised, directory, functools.partial(self._show, pins))
         except errors.CovenantError as e:
             return e
@@ -269,19 +246,3 @@ class McpTool:
     async def call(self, arguments: Mapping[str, Any]) -> Answer:
         """Call it."""
         return await self._kept.call(self._own, arguments)
-
-
-def _opened(package: Path) -> int:
-    """Open a package's directory, no symlink, and return its descriptor.
-
-    Raises:
-        errors.PackageError: it cannot be opened.
-    """
-    try:
-        return os.open(package, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as e:
-        raise errors.PackageError(
-            f"the package cannot be read: {e.strerror}",
-            hint="name a directory of $COVENANT_HOME/agents, or an absolute path",
-            where=visible(str(package)),
-        ) from e

@@ -1,4 +1,4 @@
-"""Runs in sandboxes: each is requested from covenant-supervisor over its socket. The daemon starts no process.
+"""Runs in sandboxes: each is requested from covenant-supervisor over its socket. The daemon runs no agent.
 
 One connection is one run. It passes a descriptor of the package's directory, which the supervisor reads with this
 process's rights and verifies itself. Closing the connection ends its run, so a cancelled call leaves none behind. There
