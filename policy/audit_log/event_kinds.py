@@ -276,7 +276,7 @@ OURS: Final[Mapping[str, Mapping[str, str]]] = {
     "a2_a_result_posted": {"task_id": "text", "status": "text", "content_hash_hex": "digest"},
     "a2_a_result_taken": {"task_id": "text", "status": "text"},
     "a2_a_compacted": {"dropped": "int"},
-    # A push notification of A2A; `outcome` is delivered, refused (its address is not public) or failed.
+    # A push notification of A2A; `outcome` is delivered, refused (its address is not public), failed or withdrawn.
     "a2_a_push_sent": {"task_id": "text", "state": "text", "url_hash_hex": "digest", "outcome": "text"},
     "peers_purged": {"before_ms": "int", "purged": "int"},
     "peer_enrolled": {

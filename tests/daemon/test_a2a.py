@@ -230,6 +230,42 @@ async def test_push_goes_to_listed_urls_alone(covenant_home: Path, monkeypatch: 
             one.runs.hold.set()
 
 
+@pytest.mark.parametrize("ends", ["configuration", "token"])
+async def test_push_that_is_withdrawn_is_not_tried_again(
+    covenant_home: Path, monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    monkeypatch.setattr(push, "RETRY_SECONDS", (1.0,) * 60)
+    receiver = Receiver()
+    async with receiver.listening() as port:
+        url = f"http://127.0.0.1:{port}/hook/moved"
+        async with served(covenant_home, a2a_push_urls=(url,)) as one:
+            await one.daemon.grant(f"a2a.recv.{FRIEND.display}")
+            friend = {"display": FRIEND.display, "pubkey": FRIEND.pubkey, "actions": SENDS}
+            token = (await one.daemon.ask("enroll_peer", **friend))["token_b58"]
+            config = {"taskPushNotificationConfig": {"url": url, "id": "c"}, "returnImmediately": True}
+            one.runs.hold = anyio.Event()
+            sent = await rpc(one, "SendMessage", {**message("one", "1.0"), "configuration": config}, token=token)
+            with anyio.fail_after(60):
+                while not receiver.heard:  # noqa: ASYNC110
+                    await anyio.sleep(0.02)
+            if ends == "token":
+                await one.daemon.ask("revoke_peer", token_prefix=token[:6])
+            else:
+                named = {"taskId": sent["result"]["task"]["id"], "id": "c"}
+                assert (await rpc(one, "DeleteTaskPushNotificationConfig", named, token=token))["status"] == 200
+            before = len(receiver.heard)
+            # The operator does not see a peer's rows by this request.
+            found: list[Any] = []
+            with anyio.fail_after(60):
+                while not found:
+                    rows = await one.daemon.server.audit.recent(200, issuer_pubkey=FRIEND.pubkey)
+                    found = [row.kind["outcome"] for row in rows if row.kind["type"] == "a2_a_push_sent"]
+                    await anyio.sleep(0.02)
+            assert found == ["withdrawn"]
+            assert len(receiver.heard) <= before + 1  # the attempt that was under way
+            one.runs.hold.set()
+
+
 async def test_hostile_messages_cost_an_error(covenant_home: Path) -> None:
     async with served(covenant_home) as one:
         same = [await rpc(one, "message/send", message(text, "same")) for text in ("one", "two", "one")]

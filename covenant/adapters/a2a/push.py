@@ -200,25 +200,33 @@ class Pushes:
             return
         watched.said = view.state
         for target, dialect in list(watched.targets.values()):
-            await self._send(watched.caller, view, target, dialect)
+            await self._send(watched, view, target, dialect)
         if view.ended and self._watched.get(name) is watched and watched.said == view.state:
             del self._watched[name]
 
-    async def _send(self, caller: Caller, view: TaskView, target: PushTarget, dialect: Dialect) -> None:
+    async def _send(self, watched: _Watched, view: TaskView, target: PushTarget, dialect: Dialect) -> None:
         body = json.dumps(shapes.sent(view, dialect), separators=(",", ":")).encode()
         outcome = "failed"
-        for pause in (*RETRY_SECONDS, None):
-            outcome = await self._post(target, body)
-            if outcome != "failed" or pause is None:
-                break
+        for pause in (0.0, *RETRY_SECONDS):
             await anyio.sleep(pause)
+            if not self._is_wanted(watched, target):
+                outcome = "withdrawn"
+                break
+            outcome = await self._post(target, body)
+            if outcome != "failed":
+                break
         row = {
             "task_id": view.id,
             "state": view.state.lower(),
             "url_hash_hex": hashlib.sha256(target.url.encode()).hexdigest(),
             "outcome": outcome,
         }
-        await self._server.audit.append("a2_a_push_sent", row, caller.agent)
+        await self._server.audit.append("a2_a_push_sent", row, watched.caller.agent)
+
+    def _is_wanted(self, watched: _Watched, target: PushTarget) -> bool:
+        """Whether the configuration is there still, and its owner is let in: a slow URL takes longer than either."""
+        kept = any(target is one for one, _ in watched.targets.values())
+        return kept and a2a.let_in(self._server, watched.caller)
 
     async def _post(self, target: PushTarget, body: bytes) -> str:
         """Send one request. Returns `delivered`, `refused` for an address that may not be reached, or `failed`."""
@@ -244,7 +252,13 @@ class Pushes:
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(resolver=_PublicOnly(), use_dns_cache=False, force_close=True),
+                connector=aiohttp.TCPConnector(
+                    # One connection for each sender's lane: a common limit would let some senders delay all others.
+                    resolver=_PublicOnly(),
+                    use_dns_cache=False,
+                    force_close=True,
+                    limit=0,
+                ),
                 timeout=aiohttp.ClientTimeout(total=_REQUEST_SECONDS),
                 trust_env=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
