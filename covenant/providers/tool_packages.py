@@ -1,8 +1,8 @@
 """The signed packages that entries ``[[mcp.server]]`` name: their directories, and the tools that they pin and grant.
 
 Each is read by a process of its own (``sandbox.storage.package_process``), since its path may be on a file system that
-does not answer. No signal ends a process that waits for such a one, and no process ends before its last thread. So the
-daemon gives the process up, and starts no second one while the first is there.
+does not answer. No signal ends a process that waits for that file system, and no process ends before its last thread.
+So the daemon gives the process up, and starts no second one while the first is there.
 """
 
 from __future__ import annotations
