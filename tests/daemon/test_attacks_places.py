@@ -68,6 +68,57 @@ async def test_known_connections_are_not_ended_for_others(tmp_path: Path) -> Non
             writer.close()
 
 
+async def test_peers_at_port_keep_neither_others_nor_operator_out(tmp_path: Path) -> None:
+    peers = http_kit.Peers()
+    peers.tokens["third"] = runtime_kit.ALICE
+    server = server_kit.make(home=tmp_path, identity=http_kit.Identity(), peers=peers, handlers=http_kit.Echo())
+    async with http_kit.serving(server, connections=8) as gateway, contextlib.AsyncExitStack() as stack:
+
+        async def statuses(token: str, count: int) -> list[int]:
+            found = []
+            for _ in range(count):
+                reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+                stack.callback(writer.close)
+                writer.write(http_kit.head(gateway, "GET /tools HTTP/1.1", token=token))
+                async with asyncio.timeout(30):
+                    found += http_kit.statuses(await reader.readuntil(b"\r\n"))
+            return found
+
+        assert await statuses(http_kit.OTHER_TOKEN, 6) == [200] * 4 + [429] * 2
+        assert await statuses("third", 3) == [200] * 2 + [429]
+        assert await statuses(http_kit.TOKEN, 2) == [200] * 2
+        # A connection that ends leaves its place.
+        await stack.aclose()
+        found: list[int] = []
+        async with asyncio.timeout(30):
+            while found != [200]:
+                with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                    found = await statuses("third", 1)
+
+
+async def test_slow_large_bodies_of_peer_leave_places_for_others(tmp_path: Path) -> None:
+    server = server_kit.make(
+        home=tmp_path, identity=http_kit.Identity(), peers=http_kit.Peers(), handlers=http_kit.Echo()
+    )
+    body = json.dumps({"text": "x" * 1000}).encode()
+    length = ("Content-Type: application/json", f"Content-Length: {len(body)}", "Connection: close")
+    async with (
+        http_kit.serving(server, large_bytes=100, large_bodies=2, body_seconds=600.0) as gateway,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(5):
+            _, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            stack.callback(writer.close)
+            writer.write(
+                http_kit.head(gateway, "POST /intent HTTP/1.1", *length, token=http_kit.OTHER_TOKEN) + body[:9]
+            )
+        async with asyncio.timeout(30):
+            while gateway.busy < 5:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        whole = http_kit.head(gateway, "POST /intent HTTP/1.1", *length) + body
+        assert http_kit.statuses(await http_kit.raw(gateway, whole, seconds=30)) == [200]
+
+
 async def _enrolled(daemon: Daemon, display: str) -> str:
     token: str = (await daemon.ask("enroll_peer", display=display))["token_b58"]
     return token

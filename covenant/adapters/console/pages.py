@@ -38,7 +38,7 @@ class Gate:
 
     body: Callable[[web.Request], Awaitable[bytes]]
     refused: Callable[[errors.AuthenticationError], Awaitable[None]]
-    known: Callable[[web.Request], None]
+    known: Callable[[web.Request, Caller], None]
     stream: Callable[[Caller], AbstractContextManager[None]]
     pace: streams.Pace
 
@@ -151,7 +151,7 @@ class Console:
         session = self._server.console.find(cookie, page)
         if session is None or not self._lives(session):
             raise await self._refused("unknown or ended session of the console")
-        self._gate.known(request)
+        self._gate.known(request, session.caller)
         return session
 
     async def _refused(self, reason: str) -> errors.AuthenticationError:

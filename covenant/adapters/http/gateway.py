@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import anyio
 import anyio.abc
@@ -34,6 +34,7 @@ from covenant.adapters.http.guard import Guard, Head
 from covenant.adapters.http.listen import Listener
 from covenant.adapters.http.refusals import JSON
 from covenant.adapters.http.routes import Route
+from covenant.fair_share import Shares
 from covenant.handlers.access import auth_failures, authentication
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -44,10 +45,13 @@ from policy.signing import strict_json
 
 _LOG = logging.getLogger(__name__)
 
+# The key of a request's caller among its items, once it is known.
+_CALLER: Final = web.RequestKey("caller", str)
+
 
 @dataclass(frozen=True, slots=True)
 class HttpBounds:
-    """The limits of clients. At most ``large_bodies`` bodies above ``large_bytes`` are read at once.
+    """The limits of clients. At most ``large_bodies`` bodies above ``large_bytes`` are read at once, half of a caller.
 
     ``head_seconds`` limits the wait for a head, also between requests. In each ``wrong_seconds`` the first
     ``wrong_tokens`` get log rows, the rest a count.
@@ -91,7 +95,7 @@ class HttpGateway:
         for word in bad:
             _LOG.warning("COVENANT_HTTP_ORIGINS: `%s` is no origin and is left out", strict_json.shown(word))
         self._guard = Guard(self.port, good)
-        self._large = anyio.Semaphore(self.bounds.large_bodies)
+        self._large = Shares(self.bounds.large_bodies, operator=server.identity.agent.pubkey)
         self._streams: Counter[str] = Counter()
         self._wrong = auth_failures.Refusals(
             server, "http", group, most=self.bounds.wrong_tokens, seconds=self.bounds.wrong_seconds
@@ -214,7 +218,7 @@ class HttpGateway:
 
     async def _let_in(self, request: web.Request) -> Caller:
         caller = await self._admitted(request)
-        self._known(request)
+        self._known(request, caller)
         return caller
 
     async def _serve(self, route: Route, request: web.Request) -> web.StreamResponse:
@@ -226,8 +230,13 @@ class HttpGateway:
             return await self._stream(request, caller, asked, on=on)
         return self._answered(await self.server.respond(caller, asked))
 
-    def _known(self, request: web.Request) -> None:
-        self._listener.known(request.transport)
+    def _known(self, request: web.Request, caller: Caller) -> None:
+        """Count the connection as the caller's."""
+        request[_CALLER] = caller.agent.pubkey
+        if not self._listener.known(request.transport, None if caller.operator else caller.agent.pubkey):
+            raise errors.HttpRefusedError(
+                "too many connections of this caller are open, or of all callers", hint="close one of them", status=429
+            )
 
     async def _admitted(self, request: web.Request) -> Caller:
         try:
@@ -265,7 +274,7 @@ class HttpGateway:
         with anyio.move_on_after(self.bounds.body_seconds):
             if not large:
                 return await request.read()
-            async with self._large:
+            async with self._large.place(request.get(_CALLER, "")):
                 return await request.read()
         raise errors.HttpRefusedError("the body did not come in time", status=408)
 

@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
+from collections import Counter
 from typing import Any, Final
 
 from aiohttp import web
@@ -57,7 +58,8 @@ def bind(address: str, port: int) -> socket.socket:
 class Listener:
     """aiohttp's server behind one socket, with a limit on its connections.
 
-    ``head_seconds`` is how long a connection may lack a complete head: at its start, and between requests.
+    ``head_seconds`` is how long a connection may lack a complete head: at its start, and between requests. Each caller
+    but the operator has at most half of the connections, and all those together at most three in four.
     """
 
     def __init__(self, app: web.Application, *, connections: int, head_seconds: float) -> None:
@@ -73,7 +75,10 @@ class Listener:
             "auto_decompress": False,
         }
         self._connections = connections
-        self.open = 0
+        self._of_one, self._of_others = max(1, connections // 2), max(1, connections * 3 // 4)
+        self._by_transport: dict[asyncio.BaseTransport | None, _Connection] = {}
+        # The connections of each caller that is not the operator.
+        self._callers: Counter[str] = Counter()
         # Connections without a valid token so far, in order of arrival.
         self._strangers: dict[_Connection, None] = {}
         self._listening: asyncio.Server | None = None
@@ -107,21 +112,45 @@ class Listener:
             next(iter(self._strangers)).end()
         if server is None or self.open >= self._connections:
             return None
-        self.open += 1
+        self._by_transport[one.transport] = one
         self._strangers[one] = None
         return refusals.protocol(server, **self._how)
 
-    def known(self, transport: asyncio.BaseTransport | None) -> None:
-        """Mark a connection as authenticated."""
-        for one in self._strangers:
-            if one.transport is transport:
-                del self._strangers[one]
-                return
+    @property
+    def open(self) -> int:
+        """The number of connections."""
+        return len(self._by_transport)
+
+    def known(self, transport: asyncio.BaseTransport | None, caller: str | None) -> bool:
+        """Mark a connection as authenticated by this caller, None for the operator.
+
+        Returns False if the caller, or all callers together, have as many as they may. The connection then counts as
+        unauthenticated.
+        """
+        one = self._by_transport.get(transport)
+        if one is None or (one not in self._strangers and one.caller == caller):
+            return True
+        self._leave(one)
+        if caller is not None and (self._callers[caller] >= self._of_one or self._callers.total() >= self._of_others):
+            self._strangers[one] = None
+            return False
+        one.caller = caller
+        if caller is not None:
+            self._callers[caller] += 1
+        return True
 
     def forget(self, one: _Connection) -> None:
         """Release the place of a connection that ended or is about to."""
-        self.open -= 1
+        self._by_transport.pop(one.transport, None)
+        self._leave(one)
+
+    def _leave(self, one: _Connection) -> None:
+        """Count a connection for no caller."""
         self._strangers.pop(one, None)
+        if one.caller is not None:
+            self._callers[one.caller] -= 1
+            self._callers += Counter()  # without those that have none
+            one.caller = None
 
 
 class _Connection(asyncio.Protocol):
@@ -135,6 +164,8 @@ class _Connection(asyncio.Protocol):
         self._inner: asyncio.Protocol | None = None
         self._counted = False
         self.transport: asyncio.BaseTransport | None = None
+        # Who has authenticated over it, besides the operator.
+        self.caller: str | None = None
 
     def end(self) -> None:
         """Abort the connection; its place is free at once."""
