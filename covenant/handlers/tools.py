@@ -40,7 +40,8 @@ async def list_tools(server: Server, caller: Caller, asked: requests.ListTools) 
 
 async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) -> responses.ToolResult:
     """Call a tool: (1) the caller may, with these arguments, (2) they fit the tool's schema, (3) count a use of a
-    metered grant, durably, (4) call the tool, (5) write the row, for any outcome.
+    metered grant, durably, (4) call the tool, (5) write the row, for any outcome. An answer is withheld if the right to
+    the call has ended before it comes.
 
     Raises:
         errors.CapabilityMissingError, errors.CapabilityScopeError, errors.CapabilityExhaustedError,
@@ -68,6 +69,8 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
     began, outcome = time.monotonic(), "failed"
     try:
         answer = await server.tools.call(name, arguments, caller=caller.agent.pubkey)
+        outcome = "withheld"
+        await authorization.still_holds(server, caller, f"tool.call.{name}", agent_id=_AUTHORITY, facts=facts)
         outcome = "error" if answer.is_error else "ok"
     finally:
         with anyio.move_on_after(_WRITING_SECONDS, shield=True):

@@ -118,8 +118,11 @@ class ToolRegistry:
             errors.BusyError: the caller has as many calls under way as it may, or all callers have.
             errors.ToolError: it failed, or did not answer in time.
         """
-        await self.check(name, arguments)
-        known = self._find(name)
+        known = None
+        while known is not (now := self._find(name)):
+            # Again where another tool took the name meanwhile: its package was replaced.
+            known = now
+            await self.check(name, arguments)
         try:
             # At once or not at all: the right to a call could end while the call waits for its place.
             places = contextlib.nullcontext() if known.places is None else known.places.place_now(caller)

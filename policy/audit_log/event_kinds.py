@@ -114,7 +114,7 @@ V1: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "settlement_receipt_backfill_applied": {"rollback_path": "text?", **_BACKFILL},
     "memory_record_backfill_applied": {"savepoint_name": "text?", **_BACKFILL},
-    # `outcome` is ok, error (the tool said so) or failed (there was no answer).
+    # `outcome` is ok, error (the tool said so), failed (there was no answer) or withheld (the right to it had ended).
     "tool_call_completed": {
         "tool": "text",
         "arguments_hash_hex": "digest",

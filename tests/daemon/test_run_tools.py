@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,9 @@ import pytest
 
 from covenant.adapters.ipc import run_tools
 from covenant.adapters.ipc.run_tools import RunTools
+from covenant.providers.tools import Answer
 from covenant.settings import PeerRate
+from covenant.wire.types import ToolSpec
 from policy.rules import tool_calls
 from tests import daemon_kit, runtime_kit
 from tests.daemon_kit import Daemon
@@ -161,6 +163,80 @@ async def test_peer_whose_token_was_revoked_is_refused(covenant_home: Path) -> N
         # A line that is opened later is of the same peer.
         async with served(daemon, alice) as gate:
             assert (await gate.call("agents_list"))["isError"]
+
+
+class Held:
+    """A tool whose calls last until the test releases them. ``ended`` counts the calls that were given up."""
+
+    spec = ToolSpec(name="held", description="held", input_schema={"type": "object"})
+
+    def __init__(self) -> None:
+        self.begun, self.release, self.given_up = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def call(self, arguments: Mapping[str, Any]) -> Answer:
+        self.begun.set()
+        try:
+            await self.release.wait()
+        except BaseException:
+            self.given_up.set()
+            raise
+        return Answer(({"type": "text", "text": "a secret"},))
+
+
+async def completed(daemon: Daemon, caller: Any) -> list[str]:
+    """Wait for a row of a call of a tool, and return the outcomes."""
+    found: list[str] = []
+    with anyio.fail_after(60):
+        while not found:
+            events = await daemon.server.audit.recent(100, issuer_pubkey=caller.pubkey)
+            found = [one.kind["outcome"] for one in events if one.kind["type"] == "tool_call_completed"]
+            await anyio.sleep(0.02)
+    return found
+
+
+async def test_run_that_ends_during_call_ends_the_call(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        held, operator = Held(), daemon.server.identity.agent
+        daemon.server.tools.add(held)
+        await daemon.grant("tool.call.held")
+        call = {"name": "tools_call", "arguments": {"name": "held", "arguments": {}}}
+        message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+        async with served(daemon, operator) as gate:
+            await gate.send(json.dumps(message).encode() + b"\n")
+            with anyio.fail_after(60):
+                await held.begun.wait()
+        assert held.given_up.is_set()
+        assert await completed(daemon, operator) == ["failed"]
+        assert [one["tool"] for one in await rows(daemon)] == ["tools_call"]
+        held.release.set()
+        assert await completed(daemon, operator) == ["failed"]
+
+
+@pytest.mark.parametrize("ends", ["token", "capability"])
+async def test_answer_after_revocation_is_withheld(covenant_home: Path, ends: str) -> None:
+    async with daemon_kit.running(covenant_home) as daemon:
+        held, alice = Held(), runtime_kit.ALICE
+        daemon.server.tools.add(held)
+        actions = ["tool.call.held"]
+        made = await daemon.ask("enroll_peer", display=alice.display, pubkey=alice.pubkey, actions=actions)
+        async with served(daemon, alice) as gate, anyio.create_task_group() as group:
+
+            async def end() -> None:
+                await held.begun.wait()
+                if ends == "token":
+                    await daemon.ask("revoke_peer", token_prefix=made["token_b58"][:6])
+                else:
+                    (mine,) = daemon.server.capabilities.candidates(
+                        alice.pubkey, "tool.call.held", daemon.server.now_ms()
+                    )
+                    await daemon.ask("revoke_capability", signature_b58=mine.signature)
+                held.release.set()
+
+            group.start_soon(end)
+            found = await gate.call("tools_call", name="held", arguments={})
+            assert found["isError"]
+            assert "a secret" not in json.dumps(found)
+        assert await completed(daemon, alice) == (["withheld"] if ends == "capability" else ["ok"])
 
 
 async def test_answer_that_no_gate_reads_is_refused(covenant_home: Path) -> None:

@@ -135,6 +135,10 @@ class _Run:
         except errors.CovenantError as e:
             return _refused(call, e)
         response = await self._server.respond(self._caller, call.request)
+        try:
+            self._still_admitted()  # the token may have ended while the call was made
+        except errors.CovenantError as e:
+            return _refused(call, e)
         raw = response.to_bytes()
         try:
             large = len(raw) > _LARGE

@@ -189,3 +189,28 @@ async def test_tool_that_does_not_answer_or_fails() -> None:
         await tools.call("slow", {})
     with pytest.raises(errors.ToolError, match="`bad` failed"):
         await tools.call("bad", {})
+
+
+class ReplacedRegistry(ToolRegistry):
+    """Has another tool under the name once the arguments were checked the first time."""
+
+    then: Fake | None = None
+
+    async def check(self, name: str, arguments: Any) -> None:
+        await super().check(name, arguments)
+        if self.then is not None:
+            self.remove(name)
+            self.add(self.then)
+            self.then = None
+
+
+async def test_tool_that_is_replaced_gets_no_arguments_of_former_one() -> None:
+    first, second = Fake("t"), Fake("t", SCHEMA)
+    tools = ReplacedRegistry([first])
+    tools.then = second
+    with pytest.raises(errors.ToolArgumentsError):
+        await tools.call("t", {"n": 3})
+    assert (first.calls, second.calls) == ([], [])
+    tools.then = first
+    await tools.call("t", {"n": 2})
+    assert (first.calls, second.calls) == ([{"n": 2}], [])
