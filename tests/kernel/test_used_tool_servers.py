@@ -140,8 +140,10 @@ def test_published_servers_are_called_by_published_client(home: Home, tmp_path: 
     made = tmp_path / "hello"
     kit.written(made, kit.package(document, grants="", files={**files, "main.py": main}))
     for name in SERVERS:
-        place = tmp_path / name / "node_modules/.bin"
-        shutil.copytree(place, made / f"tools/{name}/node_modules/.bin", symlinks=True, dirs_exist_ok=True)
+        place = made / f"tools/{name}/node_modules/.bin"
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / name / "node_modules/.bin", place, symlinks=True)
+    assert home.covenant("tools", "pin", made).returncode == 0
     # An operator takes what each server says, and gives each tool its class.
     for one in servers:
         done = home.covenant("tools", "advertised", made, one["alias"])
