@@ -42,6 +42,9 @@ LONGEST_PAUSE: Final = 60.0
 REFUSED_PAUSE: Final = 300.0
 # A session that lasted so long did not fail at its start: the next pause is the first one again.
 _STEADY_SECONDS: Final = 60.0
+# Of the tools that are left out, so many are named in the one warning, each by so many characters.
+_SHOWN_NAMES: Final = 5
+_SHOWN_CHARACTERS: Final = 64
 # To read one package. At the start all are read at one time, before the first session.
 _READ_SECONDS: Final = 30.0
 # The gate limits a call itself. Its time begins when the server was started, which takes up to LIST_SECONDS there.
@@ -167,11 +170,11 @@ class KeptServer:
 
     async def _show(self, pins: Mapping[str, Tool], found: Sequence[AdvertisedTool]) -> None:
         """Bring the registry to what the session lists of the pinned tools."""
-        tools = dict[str, McpTool]()
+        tools, unpinned = dict[str, McpTool](), list[str]()
         for one in found:
             pin = pins.get(one.name)
             if pin is None or (one.description, one.input_schema or {}) != (pin.description, pin.input_schema or {}):
-                _LOG.warning("tool server `%s`: a tool that is not pinned was left out", self.server.name)
+                unpinned.append(one.name)
             elif (name := self.server.listed_as(pin.name)) is not None:
                 if self._names.setdefault(name, self.server.name) != self.server.name:
                     _LOG.warning(
@@ -182,6 +185,13 @@ class KeptServer:
                 if name in tools:
                     _LOG.warning("a second tool `%s` of tool server `%s` was ignored", name, self.server.name)
                 tools.setdefault(name, McpTool(self, name, one.name, pin))
+        if unpinned:
+            names = ", ".join(f"`{visible(name[:_SHOWN_CHARACTERS])}`" for name in unpinned[:_SHOWN_NAMES])
+            more = "" if len(unpinned) <= _SHOWN_NAMES else f" and {len(unpinned) - _SHOWN_NAMES} more"
+            _LOG.warning(
+                "tool server `%s`: tools that are not pinned were left out, %d: %s%s",
+                *(self.server.name, len(unpinned), names, more),
+            )
         self._remove()
         add = functools.partial(self._registry.add, places=self._places)
         self._listed = {name for name, tool in tools.items() if add(tool, seconds=tool.seconds)}
