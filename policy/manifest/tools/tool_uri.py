@@ -21,7 +21,11 @@ Kind = Literal["mcp", "native"]
 # The parts, each with its characters in words.
 PARTS = {
     "space": (r"[a-z0-9_-]{1,64}", "1 to 64 of a-z 0-9 _ -"),
-    "name": (r"[A-Za-z0-9_.-]{1,128}", "1 to 128 of A-Z a-z 0-9 _ . -"),
+    # Clients make paths and names of it: no `.`, `..` or `a..b`.
+    "name": (
+        r"(?:[A-Za-z0-9_-]|\.(?![.@]|$)){1,128}",
+        "1 to 128 of A-Z a-z 0-9 _ . -, and no dot at its end or before another",
+    ),
     "version": (r"[A-Za-z0-9._+:-]{1,64}", "1 to 64 of A-Z a-z 0-9 . _ + : -"),
 }
 # The forms in the order in which they are tried: what stands before the parts, and what `space` is called there.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import json
+
 import pytest
 from pydantic_core import PydanticCustomError
 
 from policy import errors
 from policy.manifest import parse
+from policy.manifest.tools import document as tools_document
 from policy.manifest.tools import tool_uri
-from tests import signing_kit
+from tests import signing_kit, tools_kit
 
 READ = tool_uri.ToolUri("mcp", "fs", "read_text_file", "2026.1.14")
 GOOD = {
@@ -77,3 +81,31 @@ def test_rule_names_both_forms() -> None:
     assert tool_uri.RULE == (
         "write matrix://tool/mcp/<alias>/<name>@<version> or matrix://tool/<namespace>/<name>@<version>"
     )
+
+
+@pytest.mark.parametrize("name", ["a..b", "..", ".", "a.", "a...b", "..a", "a.b..c", "a/..", "a/b", "", "x" * 129])
+def test_name_of_dots_or_slashes_is_refused(name: str) -> None:
+    for uri in (f"matrix://tool/mcp/fs/{name}@1.0", f"matrix://tool/host/{name}@1.0"):
+        with pytest.raises(PydanticCustomError, match="tool URI"):
+            tool_uri.parse(uri)
+    document = copy.deepcopy(tools_kit.FULL)
+    document["servers"][0]["tools"][0]["name"] = name
+    with pytest.raises(errors.ToolsError) as caught:
+        tools_document.parse(json.dumps(document).encode())
+    assert caught.value.where.startswith("tools.json:")
+
+
+@pytest.mark.parametrize("alias", ["a..b", "..", ".", "a.b", "A", "a/b", "", "x" * 65, "a b"])
+def test_alias_is_that_of_seed(alias: str) -> None:
+    with pytest.raises(PydanticCustomError, match="tool URI"):
+        tool_uri.parse(f"matrix://tool/mcp/{alias}/read@1.0")
+    document = copy.deepcopy(tools_kit.FULL)
+    document["servers"][0]["alias"] = alias
+    with pytest.raises(errors.ToolsError):
+        tools_document.parse(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize("name", ["a.b", "a.b.c", ".a", "a-b_c", "A", "0", "x" * 128, "-", "_"])
+def test_name_with_dots_inside_is_kept(name: str) -> None:
+    uri = f"matrix://tool/mcp/fs/{name}@1.0"
+    assert str(tool_uri.parse(uri)) == uri
