@@ -61,7 +61,7 @@ HOST_TASKS: Final = "host_tasks"
 # The target of a program start whose path no layer reports.
 EXECVE: Final = "execve"
 # The limits of tool calls: each is its code and its key.
-TOOL_LIMITS: Final = ("calls_per_minute", "call_ms", "argument_bytes", "answer_bytes")
+TOOL_LIMITS: Final = ("calls", "calls_per_minute", "call_ms", "argument_bytes", "answer_bytes")
 # The key of agent.toml that would have allowed it, by layer and code; what is not here no line of a manifest allows.
 _GRANTS: Final[Mapping[tuple[str, str], str]] = {
     ("dns", "name_not_granted"): "permissions.network",

@@ -84,8 +84,13 @@ def _skills(value: dict[str, Any], where: str) -> SkillSet:
     allow = _set(skills["allow"], where)
     limits: dict[str, int | None] = dict.fromkeys(LIMITS, 0)
     if "limits" in skills:
-        written = closed(skills["limits"], where, dict.fromkeys(LIMITS, OPTIONAL_INT))
-        limits = {name: _ceiling(limit, where) for name, limit in written.items()}
+        # A budget of calls that is not written is none (SkillSet.canonical).
+        found = skills["limits"]
+        names = [name for name in LIMITS if name != "calls" or (type(found) is dict and "calls" in found)]
+        written = closed(found, where, dict.fromkeys(names, OPTIONAL_INT))
+        limits = {"calls": None, **{name: _ceiling(limit, where) for name, limit in written.items()}}
+        if "calls" in written and limits["calls"] is None:
+            raise refuse(where, "a budget of calls that is none is written")
         if not any(limit != 0 for limit in limits.values()):
             raise refuse(where, "limits that allow nothing are written")
     try:

@@ -136,12 +136,14 @@ def _one_of(known: tuple[T, ...], value: Any) -> T:
 
 
 def _skills(d: Document) -> SkillSet:
-    if set(d) - {"allow", "side_effects", "rules", "limits", "asked"} or set(
-        d.get("limits", skill_grants.LIMITS)
-    ) != set(skill_grants.LIMITS):
+    written = {"calls": None, **d["limits"]} if "limits" in d else {}
+    if set(d) - {"allow", "side_effects", "rules", "limits", "asked"} or set(written) not in (
+        set(),
+        set(skill_grants.LIMITS),
+    ):
         raise ValueError("no such key")
     rules = skill_rules.restore(d["rules"]) if "rules" in d else ()
-    limits = {name: _limit(value) for name, value in d.get("limits", {}).items()}
+    limits = {name: _limit(value) for name, value in written.items()}
     asked = tuple(_names(d["asked"]).listing()) if "asked" in d else ()
     found = SkillSet(_names(d["allow"]), _names(d["side_effects"]), rules, asked=asked, **limits)
     if list(found.asked) != d.get("asked", []) or ("asked" in d and not asked):

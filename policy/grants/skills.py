@@ -15,6 +15,7 @@ from policy.manifest.tools import command
 SIDE_EFFECTS = ("chain", "network", "read", "shell", "write")
 # The limits of calls, each with its unit. None is no limit, and 0 no call.
 LIMITS: Final[Mapping[str, str]] = {
+    "calls": "calls a run",
     "calls_per_minute": "calls a minute",
     "call_ms": "ms a call",
     "argument_bytes": "bytes of arguments",
@@ -36,6 +37,7 @@ class SkillSet(Struct, frozen=True):
     allow: NameSet = EMPTY
     side_effects: NameSet = EMPTY
     rules: Rules = ()
+    calls: int | None = 0
     calls_per_minute: int | None = 0
     call_ms: int | None = 0
     argument_bytes: int | None = 0
@@ -161,7 +163,8 @@ class SkillSet(Struct, frozen=True):
 
     def canonical(self) -> dict[str, Any]:
         """Tools, classes, and rules and limits where there are any."""
-        limits = self.limits()
+        # Artefacts of a manifest without a budget of calls do not have it, as those of before there was one.
+        limits = {name: value for name, value in self.limits().items() if name != "calls" or value is not None}
         return {
             "allow": self.allow.listing(),
             "side_effects": self.side_effects.listing(),

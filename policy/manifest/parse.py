@@ -158,6 +158,8 @@ def _defaults(manifest: agent.Manifest) -> Iterator[Default]:
             else:
                 yield dotted, value, _REASONS.get(dotted, _CLOSED if section == "spawn" else _SEED)
     if manifest.permissions.skills.allow:
+        if "permissions.skills.calls" not in written:
+            yield "permissions.skills.calls", None, _UNLIMITED
         for key in ("calls_per_minute", "call_ms", "argument_bytes", "answer_bytes"):
             dotted = f"permissions.skills.{key}"
             if dotted not in written:

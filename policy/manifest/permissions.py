@@ -341,6 +341,7 @@ SkillUri = Annotated[str, AfterValidator(tool_uri.check)]
 
 # The most of each limit of calls.
 CALLS: Final[Mapping[str, int]] = {
+    "calls": 1_000_000_000,
     "calls_per_minute": 1_000_000,
     "call_ms": 600_000,
     "argument_bytes": 4 * 1024 * 1024,
@@ -370,6 +371,7 @@ class Skills(fields.Section):
         AfterValidator(skill_rules.checked),
         says("values that arguments may have, one table each: `[[permissions.skills.rule]]`"),
     ] = ()
+    calls: Annotated[int | None, fields.whole(1, CALLS["calls"], "calls of a run, of all tools: its budget")] = None
     calls_per_minute: Annotated[
         int, fields.whole(1, CALLS["calls_per_minute"], "calls in any 60 seconds, of all tools")
     ] = 600

@@ -119,14 +119,27 @@ def late(skills: SkillSet, tools: ToolManifest, uri: str) -> Refusal:
 
 
 class CallRate:
-    """The calls of the last 60 seconds. ``now`` is the time of any clock that does not go back."""
+    """The calls of the last 60 seconds, and all of a run. ``now`` is the time of any clock that does not go back."""
 
     def __init__(self, skills: SkillSet) -> None:
         self._skills = skills
         self._times: deque[float] = deque()
+        self._made = 0
 
     def take(self, uri: str, now: float) -> Refusal | None:
         """Count a call, or return its refusal where there were as many as allowed."""
+        refusal = self._spent(uri) or self._fast(uri, now)
+        self._made += refusal is None
+        return refusal
+
+    def _spent(self, uri: str) -> Refusal | None:
+        most = self._skills.calls
+        if most is None or self._made < most:
+            return None
+        message = f"this run has made {self._made} calls"
+        return _too_much(self._skills, uri, "calls", 2 * most, message)
+
+    def _fast(self, uri: str, now: float) -> Refusal | None:
         most = self._skills.calls_per_minute
         if most is None:
             return None
@@ -164,7 +177,7 @@ def _not_granted(skills: SkillSet, uri: str, side_effect: str) -> Refusal:
 def _too_much(skills: SkillSet, uri: str, key: str, wanted: int, message: str) -> Refusal:
     held, most = getattr(skills, key), CALLS[key]
     said = f"{message}, and {key} is {held}"
-    if held >= most or (wanted > most and key != "calls_per_minute"):
+    if held >= most or (wanted > most and key not in ("calls", "calls_per_minute")):
         return Refusal(Denial("tool", uri, key), said, hint=f"{key} is at most {most}: use the tool in smaller steps")
     return Refusal(Denial("tool", uri, key), said, (TABLE, f"{key} = {min(wanted, most)}"))
 

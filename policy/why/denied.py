@@ -131,6 +131,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("tool", "schema"): "the arguments do not fit the tool's input schema",
     ("tool", "timeout_ms"): "the tool gave no answer within its own timeout_ms",
     ("tool", "drift"): "the server advertises something else than tools.json declares",
+    ("tool", "calls"): "the run has made as many calls as the manifest allows one",
     ("tool", "calls_per_minute"): "there were as many calls in a minute as the manifest allows",
     ("tool", "call_ms"): "the tool gave no answer in the time that the manifest gives a call",
     ("tool", "argument_bytes"): "the arguments of the call were larger than the manifest allows",

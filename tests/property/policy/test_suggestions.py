@@ -48,7 +48,7 @@ TARGETS = {
     "ssh": ("ssh-ed25519 AAAA", "SHA256:x at git.example.org", "lock"),
     "tool": ("matrix://tool/mcp/fs/read@1.0.0", "matrix://tool/mcp/fs/read@1.0.0 path"),
 }
-CEILINGS = ("answer_bytes", "argument_bytes", "call_ms", "calls_per_minute")
+CEILINGS = ("answer_bytes", "argument_bytes", "call_ms", "calls", "calls_per_minute")
 CODES = sorted(denied.MEANINGS)
 DENIALS = st.sampled_from(CODES).flatmap(
     lambda one: st.sampled_from(TARGETS[one[0]]).map(lambda target: Denial(one[0], target, one[1]))

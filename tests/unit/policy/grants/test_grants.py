@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policy import data, errors
+from policy.decompile import supervision
 from policy.grants.effective import DOMAINS, Effective
 from policy.grants.executables import ExecutableSet
 from policy.grants.lifetime import LifetimeGrant
@@ -15,6 +16,7 @@ from policy.grants.network import Network
 from policy.grants.paths import FilesystemGrants, PathSet
 from policy.grants.resources import Ceilings
 from policy.grants.sets import access, addresses
+from policy.grants.skills import SkillSet
 from policy.grants.spawning import Spawning
 from policy.grants.syscalls import SyscallSet
 from policy.rules import nine
@@ -292,3 +294,32 @@ def test_entries_count_although_nobody_says_that_table_was_written() -> None:
     remade = type(parsed).model_construct(**dict(parsed))
     assert not remade.wrote("permissions.network")
     assert nine.requested(remade, roles=data.roles()) == nine.requested(parsed, roles=data.roles())
+
+
+def _calls(calls: int | None) -> SkillSet:
+    limits = {"calls": calls, "calls_per_minute": 60, "call_ms": 1, "argument_bytes": 2, "answer_bytes": 2}
+    return SkillSet.of([_TOOL], ["read"], limits=limits)
+
+
+_TOOL = "matrix://tool/mcp/fs/read@1.0"
+
+
+def test_budget_of_calls_is_within_larger_and_none_is_within_none() -> None:
+    assert _calls(5).is_subset(_calls(6))
+    assert _calls(5).is_subset(_calls(None))
+    assert not _calls(6).is_subset(_calls(5))
+    assert not _calls(None).is_subset(_calls(5))
+    assert _calls(6).meet(_calls(5)) == _calls(None).meet(_calls(5)) == _calls(5)
+    assert "tools: 6 calls a run" in _calls(6).difference(_calls(5)).describe()
+    assert "tools: any number of calls a run" in _calls(None).difference(_calls(5)).describe()
+    assert _calls(5).difference(_calls(None)).calls == 0
+
+
+@pytest.mark.parametrize("calls", [5, None])
+def test_budget_of_calls_is_read_back_and_no_other_form(calls: int | None) -> None:
+    written = _calls(calls).canonical()
+    assert ("calls" in written["limits"]) == (calls is not None), "as artefacts were before there was a budget"
+    assert supervision._skills(written, "here") == _calls(calls)
+    for wrong in ({"calls": None}, {"calls": "5"}, {"calls": True}, {"calls": -1}, {"call": 5}):
+        with pytest.raises(errors.ArtefactError):
+            supervision._skills({**written, "limits": {**written["limits"], **wrong}}, "here")

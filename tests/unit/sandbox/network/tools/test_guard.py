@@ -82,6 +82,29 @@ def test_rate_is_of_any_minute_and_fix_ends_it() -> None:
         one.guard.check(kit.uri("stat"), {})
 
 
+def test_budget_of_run_is_counted_and_fix_ends_it() -> None:
+    manifest = kit.MANIFEST.replace("calls_per_minute = 5", "calls_per_minute = 4\ncalls = 5")
+    one = kit.Guarded(manifest)
+    for number in range(5):
+        one.clock.now += 60 * (number == 4)  # a call that the rate refuses is not charged
+        one.guard.check(kit.uri("open"), {})
+        if number == 3:
+            with pytest.raises(errors.ToolDeniedError, match="4 calls in the last 60"):
+                one.guard.check(kit.uri("open"), {})
+    one.clock.now += 3600
+    with pytest.raises(errors.ToolDeniedError, match="this run has made 5 calls, and calls is 5") as caught:
+        one.guard.check(kit.uri("stat"), {})
+    assert one.rows[-1][1]["code"] == "calls"
+    assert caught.value.details["add"] == ["[permissions.skills]", "calls = 10"]
+    again = kit.Guarded(amend.document(manifest, caught.value.details["add"]))
+    for _ in range(10):
+        again.clock.now += 60
+        again.guard.check(kit.uri("open"), {})
+    again.clock.now += 60
+    with pytest.raises(errors.ToolDeniedError, match="calls is 10"):
+        again.guard.check(kit.uri("open"), {})
+
+
 def test_large_answer_is_refused_and_fix_ends_it() -> None:
     one = kit.Guarded()
     result = {"content": [{"type": "text", "text": "x" * 2000}]}
