@@ -218,7 +218,7 @@ def test_many_links_are_walked_once() -> None:
 
 
 def test_reader_never_follows(tmp_path: Path) -> None:
-    """A tree that changes while it is read: the text that was read is checked, whatever lies there now."""
+    """A tree that changes while it is read: the text that was read is checked, and not what is there later."""
     top = laid(tmp_path / "pkg", NPM)
     real = package_reader.open_entry
 
