@@ -19,6 +19,14 @@ from policy.manifest.tools import advertised, checks, document, pins, server_pac
 COMMAND = "python tests/golden/test_tools_page.py"
 
 _URI = "matrix://tool/mcp/fs/read_text_file@2026.1.14"
+# Files as sha256sum prints them, and links with the digest of their text, in the order of their paths.
+_DIGEST = (
+    r"cd tools/fs && { find . -type f -printf '%P\n' | xargs -rd '\n' sha256sum; "
+    r"find . -type l -printf '%P\n' | while IFS= read -r link; do "
+    r"""printf 'link:%s  %s\n' "$(readlink -n "$link" | sha256sum | cut -c-64)" "$link"; done; } """
+    r"| LC_ALL=C sort -k2 | sha256sum"
+)
+
 _INTRO = f"""\
 # tools.json
 
@@ -90,14 +98,6 @@ A server of the transport daemon is the daemon that started the run
 Each call is checked in this order: the package verifies; tool and class are granted; size and rules of the arguments;
 `input_schema`; the rate; the server advertises what is declared. Requests of a server to its client are refused
 ([ADR 0086](adr/0086-a-call-is-held-to-its-manifest.md))."""
-
-# Files as sha256sum prints them, and links with the digest of their text, in the order of their paths.
-_DIGEST = (
-    r"cd tools/fs && { find . -type f -printf '%P\n' | xargs -rd '\n' sha256sum; "
-    r"find . -type l -printf '%P\n' | while IFS= read -r link; do "
-    r"""printf 'link:%s  %s\n' "$(readlink -n "$link" | sha256sum | cut -c-64)" "$link"; done; } """
-    r"| LC_ALL=C sort -k2 | sha256sum"
-)
 
 
 def page() -> str:

@@ -62,9 +62,9 @@ class SkillSet(Struct, frozen=True):
         limits: Mapping[str, int | None] | None = None,
         asked: Iterable[str] = (),
     ) -> Self:
-        """The grants of a manifest."""
+        """The grants of a manifest. Limits without a number of calls are no budget."""
         made = cls(NameSet.of(allow), NameSet.of(side_effects), rules, asked=tuple(asked))
-        return structs.replace(made, **(limits or {}))
+        return structs.replace(made, **({"calls": None, **limits} if limits else {}))
 
     @classmethod
     def bottom(cls) -> Self:

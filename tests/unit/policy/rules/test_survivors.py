@@ -206,8 +206,13 @@ on_expiry = "suspend"
         ),
         (
             "skills",
-            SkillSet(NameSet.top(), NameSet.top(), RULE, 599, 60_000, None, None),
+            SkillSet(NameSet.top(), NameSet.top(), RULE, None, 599, 60_000, None, None),
             ["permissions.skills.allow[1]", "permissions.skills.calls_per_minute"],
+        ),
+        (
+            "skills",
+            SkillSet(NameSet.top(), NameSet.top(), RULE, 9, None, None, None, None),
+            ["permissions.skills.allow[1]", "permissions.skills.calls"],
         ),
         ("spawning", Spawning(2, 4, "adopt"), ["spawn.max_descendants"]),
         ("spawning", Spawning(1, 5, "adopt"), ["spawn.max_depth"]),
