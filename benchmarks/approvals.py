@@ -22,14 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from covenant.keys import leasing  # noqa: E402
-from covenant.keys.signers import Signer  # noqa: E402
-from policy.signing import envelope  # noqa: E402
-from sandbox.control import approvals  # noqa: E402
-from sandbox.control.manager import Requester  # noqa: E402
-from tests.kernel import internet  # noqa: E402
-from tests.kernel.internet import NetworkedWorld  # noqa: E402
-from tests.kernel.world import HEAD, TAIL  # noqa: E402
+from covenant.keys import leasing
+from covenant.keys.signers import Signer
+from policy.signing import envelope
+from sandbox.control import approvals
+from sandbox.control.manager import Requester
+from tests.kernel import internet
+from tests.kernel.internet import NetworkedWorld
+from tests.kernel.world import HEAD, TAIL
 
 ADDRESS = "93.184.216.34"
 GRANTS = (

@@ -22,13 +22,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.attest import verifier  # noqa: E402
-from sandbox.kernel.net import conntrack, netns, nft  # noqa: E402
-from sandbox.rundir import directory as rundir_directory  # noqa: E402
-from sandbox.storage import artefact_reader  # noqa: E402
-from tests.kernel import internet  # noqa: E402
-from tests.kernel.live_runs import Live, live, until  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
+from sandbox.attest import verifier
+from sandbox.kernel.net import conntrack, netns, nft
+from sandbox.rundir import directory as rundir_directory
+from sandbox.storage import artefact_reader
+from tests.kernel import internet
+from tests.kernel.live_runs import Live, live, until
+from tests.kernel.world import World
 
 GRANTS = internet.entries(
     ("93.184.216.34", "[80]", "tcp"), ("10.0.0.0/8", "[22, 5432]", "tcp"), ("api.example.com", "[443]", "tls"),

@@ -30,10 +30,10 @@ import anyio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from covenant.stores.audit.durable import DurableAudit  # noqa: E402
-from covenant.stores.audit.interface import AuditEntry  # noqa: E402
-from covenant.wire.types import AgentId  # noqa: E402
-from policy import base58  # noqa: E402
+from covenant.stores.audit.durable import DurableAudit
+from covenant.stores.audit.interface import AuditEntry
+from covenant.wire.types import AgentId
+from policy import base58
 
 WRITERS = 64
 _NUMBERS = [int(one) for one in sys.argv[1:] if one.isdigit()]

@@ -27,11 +27,11 @@ import anyio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.audit_append import grown  # noqa: E402
-from covenant.stores.audit import files, paths  # noqa: E402
-from covenant.stores.audit import verify as audit_verify  # noqa: E402
-from policy.audit_log import chain as audit_log_chain  # noqa: E402
-from policy.audit_log import verify  # noqa: E402
+from benchmarks.audit_append import grown
+from covenant.stores.audit import files, paths
+from covenant.stores.audit import verify as audit_verify
+from policy.audit_log import chain as audit_log_chain
+from policy.audit_log import verify
 
 
 def bare(lines: list[bytes]) -> str:

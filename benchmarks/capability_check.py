@@ -21,16 +21,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import anyio  # noqa: E402
+import anyio
 
-from covenant.handlers.access import authorization  # noqa: E402
-from covenant.handlers.access.authorization import RequestFacts  # noqa: E402
-from covenant.keys.identity import Identity  # noqa: E402
-from covenant.stores.capabilities import rows  # noqa: E402
-from covenant.stores.capabilities.durable import DurableCapabilities  # noqa: E402
-from covenant.stores.capabilities.interface import Grant  # noqa: E402
-from policy import base58  # noqa: E402
-from policy.capabilities.token import Token  # noqa: E402
+from covenant.handlers.access import authorization
+from covenant.handlers.access.authorization import RequestFacts
+from covenant.keys.identity import Identity
+from covenant.stores.capabilities import rows
+from covenant.stores.capabilities.durable import DurableCapabilities
+from covenant.stores.capabilities.interface import Grant
+from policy import base58
+from policy.capabilities.token import Token
 
 _CHECKED = 2000
 _IDENTITY = Identity(b"d" * 32)

@@ -30,13 +30,13 @@ import anyio
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from covenant.keys.identity import Identity  # noqa: E402
-from covenant.stores.audit.durable import DurableAudit  # noqa: E402
-from covenant.stores.audit.interface import AuditEntry  # noqa: E402
-from covenant.stores.capabilities import rows as grants  # noqa: E402
-from covenant.stores.capabilities.interface import Grant  # noqa: E402
-from policy import base58  # noqa: E402
-from policy.capabilities.token import Token  # noqa: E402
+from covenant.keys.identity import Identity
+from covenant.stores.audit.durable import DurableAudit
+from covenant.stores.audit.interface import AuditEntry
+from covenant.stores.capabilities import rows as grants
+from covenant.stores.capabilities.interface import Grant
+from policy import base58
+from policy.capabilities.token import Token
 
 DAEMON = ["-c", "from covenant.start import entry; entry()", "--allow-root"]
 MANIFEST = (ROOT / "agents" / "hello" / "agent.toml").read_text()

@@ -21,18 +21,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy import decide  # noqa: E402
-from policy.compile import plan  # noqa: E402
-from policy.host import HostFacts  # noqa: E402
-from policy.package import Package  # noqa: E402
-from policy.signing import trust  # noqa: E402
-from sandbox import config  # noqa: E402
-from sandbox.host import facts as host_facts  # noqa: E402
-from sandbox.storage import package_reader  # noqa: E402
-from sandbox.storage.trust_state import State  # noqa: E402
-from tests import signing_kit  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
-from tests.unit.policy.compile import sample  # noqa: E402
+from policy import decide
+from policy.compile import plan
+from policy.host import HostFacts
+from policy.package import Package
+from policy.signing import trust
+from sandbox import config
+from sandbox.host import facts as host_facts
+from sandbox.storage import package_reader
+from sandbox.storage.trust_state import State
+from tests import signing_kit
+from tests.kernel.world import World
+from tests.unit.policy.compile import sample
 
 MANY = 1000
 

@@ -20,19 +20,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy.grants.credentials import CredentialSet  # noqa: E402
-from policy.grants.effective import Effective  # noqa: E402
-from policy.grants.executables import ExecutableSet  # noqa: E402
-from policy.grants.identity import Identity  # noqa: E402
-from policy.grants.lifetime import LifetimeGrant  # noqa: E402
-from policy.grants.network import Network  # noqa: E402
-from policy.grants.paths import FilesystemGrants  # noqa: E402
-from policy.grants.resources import UNITS, Ceilings  # noqa: E402
-from policy.grants.sets.domain import NameSet  # noqa: E402
-from policy.grants.skills import SkillSet  # noqa: E402
-from policy.grants.spawning import Spawning  # noqa: E402
-from policy.grants.syscalls import SyscallSet  # noqa: E402
-from policy.rules.parent import Ancestor, Drawn, Parent, delegate  # noqa: E402
+from policy.grants.credentials import CredentialSet
+from policy.grants.effective import Effective
+from policy.grants.executables import ExecutableSet
+from policy.grants.identity import Identity
+from policy.grants.lifetime import LifetimeGrant
+from policy.grants.network import Network
+from policy.grants.paths import FilesystemGrants
+from policy.grants.resources import UNITS, Ceilings
+from policy.grants.sets.domain import NameSet
+from policy.grants.skills import SkillSet
+from policy.grants.spawning import Spawning
+from policy.grants.syscalls import SyscallSet
+from policy.rules.parent import Ancestor, Drawn, Parent, delegate
 
 Tuples = tuple[tuple[str, str], ...]
 DEPTH = 64

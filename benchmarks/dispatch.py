@@ -17,10 +17,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.standby import dispatch  # noqa: E402
-from sandbox.storage import package_reader as packages  # noqa: E402
-from tests.kernel.serving import Served, covenant, open_place  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
+from sandbox.standby import dispatch
+from sandbox.storage import package_reader as packages
+from tests.kernel.serving import Served, covenant, open_place
+from tests.kernel.world import World
 
 
 def hello(world: World, *, standby: int) -> Path:

@@ -27,11 +27,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import run_hello  # noqa: E402
-from sandbox.kernel import libc  # noqa: E402
-from tests.kernel import serving  # noqa: E402
-from tests.kernel.serving import Served  # noqa: E402
-from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
+from benchmarks import run_hello
+from sandbox.kernel import libc
+from tests.kernel import serving
+from tests.kernel.serving import Served
+from tests.kernel.world import HEAD, TAIL, World
 
 KEEPERS = 8
 LONG = HEAD + "import time\ntime.sleep(60)\nanswer = 1\n" + TAIL

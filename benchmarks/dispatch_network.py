@@ -25,16 +25,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import network_setup, run_hello  # noqa: E402
-from policy.compile.artefacts import Artefacts  # noqa: E402
-from sandbox.kernel import libc  # noqa: E402
-from sandbox.kernel.net import netns  # noqa: E402
-from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
-from sandbox.runner import gvisor  # noqa: E402
-from tests.kernel import internet, serving  # noqa: E402
-from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
-from tests.kernel.serving import Served  # noqa: E402
-from tests.kernel.world import HEAD, TAIL  # noqa: E402
+from benchmarks import network_setup, run_hello
+from policy.compile.artefacts import Artefacts
+from sandbox.kernel import libc
+from sandbox.kernel.net import netns
+from sandbox.kernel.runsc import command as runsc_command
+from sandbox.runner import gvisor
+from tests.kernel import internet, serving
+from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.serving import Served
+from tests.kernel.world import HEAD, TAIL
 
 AGENT = HEAD + "answer = 'hi'\n" + TAIL
 SETTLE_SECONDS = 0.5

@@ -27,10 +27,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.network.dns import gate as dns_gate  # noqa: E402
-from tests.kernel import gated_names, three_namespaces  # noqa: E402
-from tests.kernel.three_namespaces import Namespaces  # noqa: E402
-from tests.unit.policy.compile import sample  # noqa: E402
+from sandbox.network.dns import gate as dns_gate
+from tests.kernel import gated_names, three_namespaces
+from tests.kernel.three_namespaces import Namespaces
+from tests.unit.policy.compile import sample
 
 # Every label is another name, and with it another address: `again` asks for the same one.
 _CLIENT = """

@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy.audit_log import chain, events  # noqa: E402
+from policy.audit_log import chain, events
 
 _NUMBERS = [int(one) for one in sys.argv[1:] if one.isdigit()]
 RATE, SECONDS, WAITING = (*_NUMBERS, *(10_000, 20, 200_000)[len(_NUMBERS) :])

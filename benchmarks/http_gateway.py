@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from covenant.wire import client  # noqa: E402
+from covenant.wire import client
 
 
 def bare(port: int, body: bytes) -> None:

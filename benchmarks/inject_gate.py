@@ -28,9 +28,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy.grants.credentials import InjectRule, InjectSet  # noqa: E402
-from sandbox.network.inject import gate  # noqa: E402
-from tests.kernel.tls_servers import Certificates  # noqa: E402
+from policy.grants.credentials import InjectRule, InjectSet
+from sandbox.network.inject import gate
+from tests.kernel.tls_servers import Certificates
 
 HOST, BODY = "api.example.com", 64 << 20
 _PLAN = InjectSet.of([InjectRule(HOST, "s", "Authorization", "Bearer {}", "", "GET", "/*")]).canonical()

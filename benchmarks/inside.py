@@ -22,12 +22,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import run_hello  # noqa: E402
-from sandbox.kernel import libc  # noqa: E402
-from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
-from sandbox.storage import package_reader  # noqa: E402
-from sandbox.supervisor import Request, Supervisor  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
+from benchmarks import run_hello
+from sandbox.kernel import libc
+from sandbox.kernel.runsc import command as runsc_command
+from sandbox.storage import package_reader
+from sandbox.supervisor import Request, Supervisor
+from tests.kernel.world import World
 
 # The name of the program of the measurement, and what it measures. ``scratch`` is a tmpfs, ``tree`` a checkout of git.
 WORK = r"""

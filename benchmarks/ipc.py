@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from covenant.wire import client, frames  # noqa: E402
+from covenant.wire import client, frames
 
 PIPELINED = 20_000
 

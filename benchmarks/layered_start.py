@@ -23,13 +23,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.host import erofs_roots  # noqa: E402
-from sandbox.layers.images import RootImages  # noqa: E402
-from sandbox.layers.store import LayerStore  # noqa: E402
-from sandbox.run_result import RunResult  # noqa: E402
-from sandbox.storage import package_reader  # noqa: E402
-from sandbox.supervisor import Request, Supervisor  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
+from sandbox.host import erofs_roots
+from sandbox.layers.images import RootImages
+from sandbox.layers.store import LayerStore
+from sandbox.run_result import RunResult
+from sandbox.storage import package_reader
+from sandbox.supervisor import Request, Supervisor
+from tests.kernel.world import World
 
 SITE = "/opt/venv/site-packages"
 AGENT = f"""

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
+from tests.kernel.world import HEAD, TAIL, World
 
 OPENS = 20_000
 _PROGRAM = f"""

@@ -26,12 +26,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import anyio  # noqa: E402
-import numpy as np  # noqa: E402
+import anyio
+import numpy as np
 
-from covenant.stores.memory.durable import DurableMemory  # noqa: E402
-from covenant.stores.memory.index import vectors  # noqa: E402
-from tests.memory_kit import ALICE, BOB, record  # noqa: E402
+from covenant.stores.memory.durable import DurableMemory
+from covenant.stores.memory.index import vectors
+from tests.memory_kit import ALICE, BOB, record
 
 DIMENSIONS = 384
 LIMIT = 10

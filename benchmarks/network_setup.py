@@ -24,15 +24,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy.compile.artefacts import Artefacts  # noqa: E402
-from sandbox.config import Config  # noqa: E402
-from sandbox.kernel import libc  # noqa: E402
-from sandbox.network import (  # noqa: E402
+from policy.compile.artefacts import Artefacts
+from sandbox.config import Config
+from sandbox.kernel import libc
+from sandbox.network import (
     base_rules,
     gateway,
     uplink,
 )
-from tests.unit.policy.compile import sample  # noqa: E402
+from tests.unit.policy.compile import sample
 
 LIVE = (0, 20, 200)
 # What the tools need, each as one batch in its namespace.

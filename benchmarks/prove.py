@@ -20,13 +20,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cryptography.hazmat.primitives.asymmetric import ed25519  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from policy.decompile import read  # noqa: E402
-from policy.decompile.network import network  # noqa: E402
-from policy.manifest import parse  # noqa: E402
-from tests import proof_kit  # noqa: E402
-from tests.unit.policy.compile import sample  # noqa: E402
+from policy.decompile import read
+from policy.decompile.network import network
+from policy.manifest import parse
+from tests import proof_kit
+from tests.unit.policy.compile import sample
 
 
 def median_ms(action: Callable[[], object], runs: int) -> float:

@@ -36,19 +36,19 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy import errors  # noqa: E402
-from policy.lifecycle import State  # noqa: E402
-from policy.signing import envelope  # noqa: E402
-from sandbox.control import manager, tree_kill  # noqa: E402
-from sandbox.kernel.cgroup import cgroup  # noqa: E402
-from sandbox.rundir import admission, registry  # noqa: E402
-from sandbox.rundir import directory as rundir_directory  # noqa: E402
-from sandbox.shim import process as shim_process  # noqa: E402
-from sandbox.storage import package_reader  # noqa: E402
-from sandbox.supervisor import Request, Supervisor  # noqa: E402
-from tests.kernel import internet, revoking  # noqa: E402
-from tests.kernel.internet import Internet, NetworkedWorld  # noqa: E402
-from tests.kernel.revoking import STREAMS, Sink  # noqa: E402
+from policy import errors
+from policy.lifecycle import State
+from policy.signing import envelope
+from sandbox.control import manager, tree_kill
+from sandbox.kernel.cgroup import cgroup
+from sandbox.rundir import admission, registry
+from sandbox.rundir import directory as rundir_directory
+from sandbox.shim import process as shim_process
+from sandbox.storage import package_reader
+from sandbox.supervisor import Request, Supervisor
+from tests.kernel import internet, revoking
+from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.revoking import STREAMS, Sink
 
 WAIT_SECONDS, LEAVING_SECONDS = 90.0, 20.0
 # A tree that runs, and not one that just begins: what is still written down of its start takes turns with our rows.

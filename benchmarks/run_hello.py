@@ -28,14 +28,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.kernel import libc  # noqa: E402
-from sandbox.kernel.proc import launch  # noqa: E402
-from sandbox.kernel.runsc import command as runsc_command  # noqa: E402
-from sandbox.rundir.directory import RunDirectory  # noqa: E402
-from sandbox.runner import gvisor  # noqa: E402
-from sandbox.storage import package_reader  # noqa: E402
-from sandbox.supervisor import Request, Supervisor  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
+from sandbox.kernel import libc
+from sandbox.kernel.proc import launch
+from sandbox.kernel.runsc import command as runsc_command
+from sandbox.rundir.directory import RunDirectory
+from sandbox.runner import gvisor
+from sandbox.storage import package_reader
+from sandbox.supervisor import Request, Supervisor
+from tests.kernel.world import World
 
 
 @contextlib.contextmanager

@@ -36,11 +36,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-import aiohttp  # noqa: E402
-from aiohttp import web  # noqa: E402
+import aiohttp
+from aiohttp import web
 
-from sandbox.kernel.net import netns  # noqa: E402
-from tests.kernel import gated_models  # noqa: E402
+from sandbox.kernel.net import netns
+from tests.kernel import gated_models
 
 _TEXT = '[providers.local]\nkind = "openai-compatible"\nendpoint = "http://127.0.0.1:{port}/v1"\n'
 _EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": "' + b"x" * 4000 + b'"}}]}\n\n'

@@ -34,12 +34,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.kernel import libc  # noqa: E402
-from sandbox.kernel.net import nft, nft_sets  # noqa: E402
-from sandbox.kernel.net.nft_sets import Element  # noqa: E402
-from sandbox.network import ruleset_cache  # noqa: E402
-from sandbox.network.dns import broker, broker_wire  # noqa: E402
-from tests.unit.policy.compile import sample  # noqa: E402
+from sandbox.kernel import libc
+from sandbox.kernel.net import nft, nft_sets
+from sandbox.kernel.net.nft_sets import Element
+from sandbox.network import ruleset_cache
+from sandbox.network.dns import broker, broker_wire
+from tests.unit.policy.compile import sample
 
 NFT = Path("/usr/sbin/nft")
 COUNT = 1000

@@ -22,14 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.run_hello import captured, raw  # noqa: E402
-from sandbox.kernel import libc  # noqa: E402
-from sandbox.kernel.cgroup import cgroup  # noqa: E402
-from sandbox.kernel.cgroup.delegation import BASE  # noqa: E402
-from sandbox.storage import package_reader  # noqa: E402
-from sandbox.supervisor import Request, Supervisor  # noqa: E402
-from tests.kernel.serving import Served, reader_of  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
+from benchmarks.run_hello import captured, raw
+from sandbox.kernel import libc
+from sandbox.kernel.cgroup import cgroup
+from sandbox.kernel.cgroup.delegation import BASE
+from sandbox.storage import package_reader
+from sandbox.supervisor import Request, Supervisor
+from tests.kernel.serving import Served, reader_of
+from tests.kernel.world import World
 
 WORKERS, BLOCK = 2, 10
 # What grows with each run by design, and is bounded or is the log itself.

@@ -26,13 +26,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from cryptography.hazmat.primitives import serialization  # noqa: E402
+from cryptography.hazmat.primitives import serialization
 
-from sandbox.kernel.net import netns  # noqa: E402
-from sandbox.network import addresses, namespaces  # noqa: E402
-from sandbox.network.gate.process import OpenGate  # noqa: E402
-from sandbox.network.ssh import gate  # noqa: E402
-from tests import ssh_kit  # noqa: E402
+from sandbox.kernel.net import netns
+from sandbox.network import addresses, namespaces
+from sandbox.network.gate.process import OpenGate
+from sandbox.network.ssh import gate
+from tests import ssh_kit
 
 PAUSE_SECONDS, PORT, SIGNED = 0.15, 81, 14
 

@@ -21,13 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.kernel.cgroup import cgroup  # noqa: E402
-from sandbox.rundir import registry  # noqa: E402
-from sandbox.serve import standby_worker  # noqa: E402
-from sandbox.standby import dispatch  # noqa: E402
-from sandbox.storage import package_reader as packages  # noqa: E402
-from tests.kernel.serving import Served, children_of, open_place, reader_of  # noqa: E402
-from tests.kernel.world import HEAD, TAIL, World  # noqa: E402
+from sandbox.kernel.cgroup import cgroup
+from sandbox.rundir import registry
+from sandbox.serve import standby_worker
+from sandbox.standby import dispatch
+from sandbox.storage import package_reader as packages
+from tests.kernel.serving import Served, children_of, open_place, reader_of
+from tests.kernel.world import HEAD, TAIL, World
 
 _MOST = 50  # of one package, so that there is more than one manifest
 _BUSY = 2

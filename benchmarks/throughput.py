@@ -28,14 +28,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy import denials  # noqa: E402
-from policy.compile.artefacts import Artefacts  # noqa: E402
-from sandbox.config import Config  # noqa: E402
-from sandbox.kernel.net import netns as spaces  # noqa: E402
-from sandbox.network import addresses, gateway  # noqa: E402
-from tests import hello_kit  # noqa: E402
-from tests.kernel import internet, plain_runsc, tls_servers  # noqa: E402
-from tests.unit.policy.compile import sample  # noqa: E402
+from policy import denials
+from policy.compile.artefacts import Artefacts
+from sandbox.config import Config
+from sandbox.kernel.net import netns as spaces
+from sandbox.network import addresses, gateway
+from tests import hello_kit
+from tests.kernel import internet, plain_runsc, tls_servers
+from tests.unit.policy.compile import sample
 
 ADDRESS, NAME = "93.184.216.34", "secure.example.com"
 TCP_PORT, TLS_PORT = 5433, 5434

@@ -25,10 +25,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.network.tls import gate as tls_gate  # noqa: E402
-from tests import hello_kit as kit  # noqa: E402
-from tests.kernel import three_namespaces, tls_servers  # noqa: E402
-from tests.unit.policy.compile import sample  # noqa: E402
+from sandbox.network.tls import gate as tls_gate
+from tests import hello_kit as kit
+from tests.kernel import three_namespaces, tls_servers
+from tests.unit.policy.compile import sample
 
 HOST, TLS_PORT, TCP_PORT = "198.51.100.7", 443, 444
 

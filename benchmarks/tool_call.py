@@ -29,16 +29,16 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy import base58, data  # noqa: E402
-from policy.manifest import parse  # noqa: E402
-from policy.rules import nine  # noqa: E402
-from sandbox.audit.run_events import RunEvents  # noqa: E402
-from sandbox.kernel.net import netns  # noqa: E402
-from sandbox.network import addresses, namespaces  # noqa: E402
-from sandbox.network.service import gate  # noqa: E402
-from sandbox.network.tools.ledger import StartedServer, ToolTerms  # noqa: E402
-from sandbox.supervisor import open_ledger  # noqa: E402
-from tests import tool_call_kit as kit  # noqa: E402
+from policy import base58, data
+from policy.manifest import parse
+from policy.rules import nine
+from sandbox.audit.run_events import RunEvents
+from sandbox.kernel.net import netns
+from sandbox.network import addresses, namespaces
+from sandbox.network.service import gate
+from sandbox.network.tools.ledger import StartedServer, ToolTerms
+from sandbox.supervisor import open_ledger
+from tests import tool_call_kit as kit
 
 MANIFEST = kit.MANIFEST.replace("calls_per_minute = 5\n", "calls_per_minute = 1000000\n")
 PLAN = {

@@ -25,9 +25,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox.network.tools import server as tool_gate  # noqa: E402
-from tests.kernel.test_tool_servers import GRANTS, package, server  # noqa: E402
-from tests.kernel.world import World  # noqa: E402
+from sandbox.network.tools import server as tool_gate
+from tests.kernel.test_tool_servers import GRANTS, package, server
+from tests.kernel.world import World
 
 AGENT = """
 import http.client, json, sys, time

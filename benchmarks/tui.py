@@ -34,7 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from sandbox import unix_wire  # noqa: E402
+from sandbox import unix_wire
 
 RUNS, INTERVAL = 1000, "1.5"
 # Written to the pipe when the imports are done; what follows is the time that is measured.

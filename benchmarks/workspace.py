@@ -26,12 +26,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from msgspec import structs  # noqa: E402
+from msgspec import structs
 
-from policy import data  # noqa: E402
-from policy.workspace.changes import Terms  # noqa: E402
-from sandbox.workspace import image, masks, operations, session, store  # noqa: E402
-from sandbox.workspace.caller import CallerIdentity  # noqa: E402
+from policy import data
+from policy.workspace.changes import Terms
+from sandbox.workspace import image, masks, operations, session, store
+from sandbox.workspace.caller import CallerIdentity
 
 OWNER, UID = 1000, 200_000
 FILES = data.workspace_files()

@@ -26,9 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from policy.layers import parse_ref  # noqa: E402
-from sandbox.layers.images import RootImages  # noqa: E402
-from tests.kernel import plain_runsc, skeleton_runsc  # noqa: E402
+from policy.layers import parse_ref
+from sandbox.layers.images import RootImages
+from tests.kernel import plain_runsc, skeleton_runsc
 
 OWNER, FILES, PLACE = 1000, 10_000, "/project"
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
