@@ -469,7 +469,7 @@ class RunContext:
         return config.on_newer_serial
 
     def operations(self, lifetime: LifetimeGrant) -> RunOperations:
-        return RunOperations(
+        made = RunOperations(
             self.rows,
             ttl_seconds=lifetime.ttl_seconds or None,
             suspends=lifetime.on_expiry == "suspend",
@@ -479,6 +479,8 @@ class RunContext:
             live=self.request.live,
             idle=self.request.idle,
         )
+        made.table[withdrawn_secrets.OPERATION] = self.secret_checks.answer
+        return made
 
     def deadline(self, trusted: trust.TrustedPackage | Unsigned, manifest: Manifest) -> clocks.Deadline:
         return clocks.effective_deadline(

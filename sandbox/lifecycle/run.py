@@ -32,7 +32,6 @@ from sandbox import progress
 from sandbox.audit import run_archive
 from sandbox.audit.agent_denials import AgentDenials
 from sandbox.broker import delegation
-from sandbox.control import withdrawn_secrets
 from sandbox.host import facts as host_facts
 from sandbox.lifecycle import lease_desks, preflight
 from sandbox.lifecycle.context import RunContext, spoken_of
@@ -286,7 +285,6 @@ class Run:
         place = context.place_for(trusted, decision.manifest, decision.effective, facts)
         label, claim = context.label_for(place, self._mode.check_serial)
         operations = context.operations(decision.effective.lifetime)
-        operations.table[withdrawn_secrets.OPERATION] = context.secret_checks.answer
         desk = context.desk(decision, operations, stack)
         spoken = spoken_of(decision)
         label["contract"] = spoken.name

@@ -20,7 +20,7 @@ from policy import errors, lifecycle
 from policy.lifecycle import State
 from sandbox.audit import run_archive
 from sandbox.audit.log import Ledger
-from sandbox.control import manager, tree_kill
+from sandbox.control import manager, tree_kill, withdrawn_secrets
 from sandbox.kernel.cgroup import cgroup
 from sandbox.rundir import directory, marks, registry
 from sandbox.shim import control_socket
@@ -297,6 +297,7 @@ def test_run_without_cgroup_is_ended_and_not_suspended(world: World) -> None:
     runs = until(lambda: [run for run in manager.listed(world.state, ASKER) if run["state"] == "Running"])
     with pytest.raises(errors.NotEnforceableError, match="cannot be suspended"):
         manager.operate(world.state, ASKER, "suspend", runs[0]["run_id"])
+    assert withdrawn_secrets.announce(world.state) == []  # it has none of the vault
     until(lambda: manager.logs(world.state, ASKER, runs[0]["run_id"])["text"].startswith("1\n2\n"))
     assert manager.operate(world.state, ASKER, "kill", runs[0]["run_id"], tree=True) == [runs[0]["run_id"]]
     thread.join(60)
