@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
+from policy import errors
 from policy.decide import Decision
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker.credentials import Found
@@ -41,12 +42,12 @@ class InjectedSecrets:
             return
         self._ask(self._agent_id, name, functools.partial(self._found, host, name, then))
 
-    def still(self, host: str, name: str, then: Callable[[bool], None]) -> None:
-        """Ask whether a secret is there for a request under way. A vault that cannot be asked ends none."""
+    def still(self, host: str, name: str, then: Callable[[bool | None], None]) -> None:
+        """Ask whether a secret is there for a request under way. A vault that cannot be asked ends none: None."""
         if self._revoked():
             then(False)
         else:
-            self._ask(self._agent_id, name, lambda found: then(found is not None))
+            self._ask(self._agent_id, name, lambda found: then(_is_there(found)))
 
     def told(self, request: Injected) -> None:
         """Write the row of a request."""
@@ -61,6 +62,10 @@ class InjectedSecrets:
             self._rows.credential_injected(name, found.version, self._backend, host)
             self._known.add((host, name, found.version))
         then(found.version, found.value.view)
+
+
+def _is_there(found: Found) -> bool | None:
+    return None if isinstance(found, errors.VaultError) else found is not None
 
 
 def of(

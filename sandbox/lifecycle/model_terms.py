@@ -216,8 +216,10 @@ class KeyWatch:
 
     def _told(self, name: str, found: Found) -> None:
         self._unanswered -= 1
-        if found is None:  # a vault that cannot be asked ends no run
+        if found is None:
             self._gone = name
+        elif isinstance(found, errors.VaultError):
+            self._anew = True  # a vault that cannot be asked ends no run, and confirms nothing
 
     @staticmethod
     def _over(name: str) -> errors.RunError | None:

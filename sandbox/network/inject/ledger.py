@@ -54,7 +54,8 @@ class Injected(Struct, frozen=True):
 # Called with host and name, and with what takes the version and the secret, or None; it may take its time.
 Then = Callable[[int, memoryview | None], None]
 AskSecret = Callable[[str, str, Then], None]
-AskStill = Callable[[str, str, Callable[[bool], None]], None]
+# None: the vault cannot be asked.
+AskStill = Callable[[str, str, Callable[[bool | None], None]], None]
 
 
 class InjectLedger(GateRows):
@@ -76,6 +77,8 @@ class InjectLedger(GateRows):
         # The secrets about which the vault is being asked, with the number of questions, and the requests that are cut.
         self._looking = Counter[tuple[str, str]]()
         self._cut: set[int] = set()
+        # The secrets about which the vault could not be asked.
+        self._unknown: set[tuple[str, str]] = set()
         self._under_way: dict[int, Injected] = {}
         self._answers = True
         super().__init__(RowTerms("inject", "tells what it may not", wire.ROW_BYTES, _AT_ONCE, self._one))
@@ -97,7 +100,8 @@ class InjectLedger(GateRows):
     @property
     def is_checking(self) -> bool:
         """Whether an answer of the vault, or the end of a request that is cut, is still awaited."""
-        return self._looking.total() > 0 or bool(self._cut)
+        unknown = any((one.host, one.secret) in self._unknown for one in self._under_way.values())
+        return self._looking.total() > 0 or bool(self._cut) or unknown
 
     def look(self, *, anew: bool = False) -> None:
         """Ask whether the secrets of requests under way are still there, and cut those whose secret is not.
@@ -109,8 +113,12 @@ class InjectLedger(GateRows):
                 self._looking[secret] += 1
                 self._still(*secret, functools.partial(self._looked, secret))
 
-    def _looked(self, secret: tuple[str, str], is_there: bool) -> None:
+    def _looked(self, secret: tuple[str, str], is_there: bool | None) -> None:
         self._looking[secret] -= 1
+        if is_there is None:
+            self._unknown.add(secret)
+            return
+        self._unknown.discard(secret)
         if not is_there:
             for number, one in self._under_way.items():
                 if (one.host, one.secret) == secret:

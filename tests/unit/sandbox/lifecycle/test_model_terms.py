@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +77,36 @@ def test_gate_without_its_file_of_authorities_does_not_start(tmp_path: Path) -> 
 
     with pytest.raises(FileNotFoundError):
         asyncio.run(make())
+
+
+class _Silent:
+    """A vault that opens, and then answers no question about a secret. Each is a byte of ``asked``."""
+
+    def __init__(self, asked: Path) -> None:
+        self.asked = asked
+
+    @contextlib.contextmanager
+    def opened(self, agent_id: str, name: str) -> Iterator[None]:
+        if name:
+            with self.asked.open("a") as file:
+                file.write("?")
+            raise errors.VaultError("sealed")
+        yield
+
+
+def test_vault_that_cannot_be_asked_confirms_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "providers.toml").write_text('[providers.p]\nkind = "openai"\nsecret = "key"\n')
+    vault = _Silent(tmp_path / "asked")
+    vault.asked.touch()
+    monkeypatch.setattr(model_terms, "configured", lambda settings: vault)
+    effective = types.SimpleNamespace(services=ServiceSet.of([("p", "*")]), web=WebSet(), agents=AgentSet())
+    decision: Any = types.SimpleNamespace(effective=effective)
+    far = config.Config(state=tmp_path, vault=config.VaultSettings(backend="openbao"))
+    with contextlib.ExitStack() as stack:
+        watch, until = model_terms.KeyWatch(decision, far, stack), time.monotonic() + 30
+        assert watch.look(anew=True) is None
+        while vault.asked.stat().st_size < 3:  # asked again: the failure is no answer
+            assert watch.is_checking
+            assert time.monotonic() < until
+            assert watch.look() is None
+            time.sleep(0.01)

@@ -31,7 +31,7 @@ class Gate:
             self.asked.append((host, name))
             then(7, None if secret is None else memoryview(secret))
 
-        self.looks: list[tuple[str, str, Callable[[bool], None]]] = []
+        self.looks: list[tuple[str, str, Callable[[bool | None], None]]] = []
         self.ledger = InjectLedger(RULES, ask, self.told.append, lambda *look: self.looks.append(look))
         self.line = socket.socket(fileno=socket.dup(self.ledger.gate_end))
         self.ledger.started()
@@ -123,6 +123,23 @@ def test_check_lasts_until_the_cut_request_ends() -> None:
     checking = [gate.ledger.is_checking]
     assert gate.say(**END)
     assert [*checking, gate.ledger.is_checking] == [True, False]
+    gate.close()
+
+
+def test_vault_that_cannot_be_asked_confirms_nothing() -> None:
+    gate = Gate()
+    assert gate.say(**ASK)
+    gate.heard()
+    gate.ledger.look(anew=True)
+    gate.looks[0][2](None)
+    assert gate.ledger.is_checking
+    gate.ledger.look()  # asked again
+    gate.looks[1][2](True)
+    checking = [gate.ledger.is_checking]
+    gate.ledger.look()
+    gate.looks[2][2](None)
+    assert gate.say(**END)  # nothing uses it any more
+    assert [*checking, gate.ledger.is_checking] == [False, False]
     gate.close()
 
 
