@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,6 +29,15 @@ def test_changed_files_of_live_service_are_named(tmp_path: Path) -> None:
         assert files_read.changed(tmp_path, "lock") == (str(there),)
     # Without a service the record means nothing.
     assert files_read.changed(tmp_path, "lock") == ()
+
+
+def test_fifo_in_place_of_the_lock_blocks_no_look(tmp_path: Path) -> None:
+    """The owner of a home must not hold up root's doctor."""
+    os.mkfifo(tmp_path / "lock")
+    look = threading.Thread(target=files_read.changed, args=(tmp_path, "lock"), daemon=True)
+    look.start()
+    look.join(30)
+    assert not look.is_alive()
 
 
 def test_new_name_of_host_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
