@@ -269,7 +269,8 @@ class RunEvents:
 
     def sync(self) -> None:
         """Make all rows durable, with one sync of the disk where there is room (ADR 0058). ``settle`` may follow."""
-        self._flush(carried=True)
+        if self._waiting:  # otherwise another row took all along
+            self._flush(carried=True)
 
     def settle(self) -> None:
         """Sync the rows of ``sync`` to their files, while no client waits. Otherwise the next ``sync`` does it."""

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from policy import base58
+from policy import base58, denials
 from policy.audit_log import chain
 from policy.lifecycle import State
 from sandbox.audit import open_runs
@@ -109,7 +109,14 @@ def test_rows_of_call_are_carried_and_then_settled(tmp_path: Path) -> None:
         assert head.carried is not None
         assert head.carried.count == 1
         rows.settle()
-        assert [json.loads(line)["kind"]["type"] for _, line in log.lines()] == ["run_state", "tool_called"]
+        # A refused call that is read with a granted one has a row that is written at once, with all that wait.
+        rows.tool("tool_called", {**CALLED, "call": "d"})
+        rows.agent_id = "a"
+        rows.denied(denials.Row(denials.Denial("tool", "u", "not_granted"), 1))
+        rows.sync()
+        assert [json.loads(line)["kind"]["type"] for _, line in log.lines()] == [
+            *("run_state", "tool_called", "tool_called", "denied"),
+        ]
 
 
 @pytest.mark.parametrize("count", [MOST_RECORDS - 1, MOST_RECORDS, 5 * MOST_RECORDS])
