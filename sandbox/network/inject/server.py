@@ -226,7 +226,8 @@ class InjectServer:
         if one.transport is not None:
             # The kernel would still send what the agent has not taken yet (socket(7)).
             line = one.transport.get_extra_info("socket")
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+            if line is not None:  # otherwise TLS has lost the connection in this turn
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
             one.transport.abort()
 
     def _value(self, rule: InjectRule, headers: judge.Headers, secret: bytes) -> str:

@@ -189,6 +189,29 @@ def test_answer_cut_while_it_is_written_is_no_fault(monkeypatch: pytest.MonkeyPa
     assert gate.denied == ["secret_taken"]
 
 
+def test_cut_as_the_agent_goes_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TLS has lost its connection, and the request is told in the loop's next turn."""
+    line, faults = Told(), list[Exception]()
+
+    async def passed_on(
+        self: relay.HostAnswer, request: web.BaseRequest, response: object, entry: InjectEntry
+    ) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        await asyncio.sleep(0)
+        try:
+            line.cut("secret_taken")
+        except Exception as e:
+            faults.append(e)
+        raise ConnectionResetError
+
+    monkeypatch.setattr(relay.HostAnswer, "passed_on", passed_on)
+    gate = Gate(line)
+    with contextlib.suppress(ConnectionResetError):
+        asyncio.run(gate.send(b"GET /user HTTP/1.1\r\nHost: api.example.com\r\n\r\n"))
+    assert (faults, gate.denied) == ([], ["secret_taken"])
+
+
 def test_part_of_an_answer_is_not_asked_for() -> None:
     gate = Gate(Told())
     asyncio.run(gate.send(GET.replace(b"Connection", b"Range: bytes=3-5\r\nIf-Range: x\r\nX-Kept: 1\r\nConnection")))
