@@ -9,14 +9,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from policy import errors
+from covenant.visible import visible
+from policy import errors, package
 
 _GIT = "git"
 _SECONDS = 120
 # A package has at most 10,000 files and 256 MiB (sandbox.storage.package_reader refuses more).
 _MOST_FILES = 10_000
 _MOST_BYTES = 256 << 20
-_MODES = {"100644": 0o644, "100755": 0o755}
+_LINK = "120000"
+_MODES = {"100644": 0o644, "100755": 0o755, _LINK: 0}
 
 
 @contextlib.contextmanager
@@ -26,7 +28,8 @@ def place(path: Path) -> Iterator[Path]:
     A name that exists is itself, also with a colon in it.
 
     Raises:
-        errors.RevisionError: git has no such revision or tree, or it holds a link or a submodule.
+        errors.RevisionError: git has no such revision or tree, or it holds a submodule.
+        errors.PackageError: a package cannot have one of its paths.
     """
     revision, colon, below = str(path).partition(":")
     if not colon or not revision or os.path.lexists(path):
@@ -38,36 +41,51 @@ def place(path: Path) -> Iterator[Path]:
 
 
 def _write(tree: str, out: Path) -> None:
-    """Write the files of a tree. Attributes of the repository (export-ignore, filters) change nothing of it."""
+    """Write the files and links of a tree. Attributes of the repository (export-ignore, filters) change nothing of it.
+
+    ls-tree(1) prints the names of a tree as they are, also `..` and names with a slash: git checks them at a checkout.
+    """
     listed = _git("ls-tree", "-r", "-l", "-z", "--full-tree", "--end-of-options", tree)
     rows = [row.partition(b"\t") for row in listed.split(b"\0") if row]
     if len(rows) > _MOST_FILES:
         raise errors.RevisionError(f"`{tree}` has more than {_MOST_FILES} files", hint="name the package's directory")
-    total, wanted = 0, list[tuple[Path, int, str, int]]()
+    total, wanted = 0, list[tuple[str, int, str, int]]()
     for about, _, raw in rows:
         mode, _, blob, size = about.decode().split()
         name = os.fsdecode(raw)
         if mode not in _MODES:
-            kind = "a link" if mode == "120000" else "a submodule"
-            raise errors.RevisionError(f"`{tree}` has {kind}: `{name}`", hint="a package holds files alone")
+            message = f"`{tree}` has a submodule: `{visible(name)}`"
+            raise errors.RevisionError(message, hint="a package holds files and links alone")
         total += int(size)
         if total > _MOST_BYTES:
             raise errors.RevisionError(f"`{tree}` has more than {_MOST_BYTES >> 20} MiB", hint="name the package")
-        wanted.append((out / name, _MODES[mode], blob, int(size)))
+        wanted.append((name, _MODES[mode], blob, int(size)))
+    # INVARIANT: before the first write. No path leaves the directory, or has a link in front of its last part.
+    package.check_paths(name for name, _, _, _ in wanted if name != package.ENVELOPE_NAME)
     # One process for all files. Of each: a line with name, kind and size, the bytes, and a newline (git-cat-file(1)).
     found = _git("cat-file", "--batch", given="".join(f"{blob}\n" for _, _, blob, _ in wanted).encode())
     at = 0
-    for file, permissions, blob, length in wanted:
+    for name, permissions, blob, length in wanted:
         head = f"{blob} blob {length}\n".encode()
         if not found.startswith(head, at):
-            raise errors.RevisionError(
-                f"`{tree}`: git has no content of `{file.name}`", hint="fetch the revision whole"
-            )
+            raise errors.RevisionError(f"`{tree}`: git has no content of `{name}`", hint="fetch the revision whole")
         begin = at + len(head)
-        file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        file.write_bytes(found[begin : begin + length])
-        file.chmod(permissions)
+        _make(out / name, found[begin : begin + length], permissions)
         at = begin + length + 1
+
+
+def _make(place: Path, content: bytes, permissions: int) -> None:
+    """Write a file, or a link where there are no permissions. A tree may name a path twice: nothing is overwritten."""
+    try:
+        place.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not permissions:
+            os.symlink(content, os.fsencode(place))
+            return
+        with place.open("xb") as stream:
+            stream.write(content)
+            os.fchmod(stream.fileno(), permissions)
+    except (OSError, ValueError) as e:
+        raise errors.RevisionError(f"`{place.name}` cannot be written: {e}", hint="take it out of the tree") from e
 
 
 def _git(*arguments: str, given: bytes = b"") -> bytes:
