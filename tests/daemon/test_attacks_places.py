@@ -17,7 +17,7 @@ from covenant.handlers.intents import submit
 from covenant.runtime.packages import Card
 from covenant.runtime.runner import Intent, RunResult
 from covenant.wire import frames, requests
-from policy import errors
+from policy import base58, errors
 from tests import daemon_kit, http_kit, intents_kit, runtime_kit, server_kit
 from tests.daemon_kit import Daemon
 from tests.doubles import async_client
@@ -70,7 +70,8 @@ async def test_known_connections_are_not_ended_for_others(tmp_path: Path) -> Non
 
 async def test_peers_at_port_keep_neither_others_nor_operator_out(tmp_path: Path) -> None:
     peers = http_kit.Peers()
-    peers.tokens["third"] = runtime_kit.ALICE
+    third = base58.encode(bytes([3] * 32))
+    peers.tokens[third] = runtime_kit.ALICE
     server = server_kit.make(home=tmp_path, identity=http_kit.Identity(), peers=peers, handlers=http_kit.Echo())
     async with http_kit.serving(server, connections=8) as gateway, contextlib.AsyncExitStack() as stack:
 
@@ -85,7 +86,7 @@ async def test_peers_at_port_keep_neither_others_nor_operator_out(tmp_path: Path
             return found
 
         assert await statuses(http_kit.OTHER_TOKEN, 6) == [200] * 4 + [429] * 2
-        assert await statuses("third", 3) == [200] * 2 + [429]
+        assert await statuses(third, 3) == [200] * 2 + [429]
         assert await statuses(http_kit.TOKEN, 2) == [200] * 2
         # A connection that ends leaves its place.
         await stack.aclose()
@@ -93,7 +94,26 @@ async def test_peers_at_port_keep_neither_others_nor_operator_out(tmp_path: Path
         async with asyncio.timeout(30):
             while found != [200]:
                 with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                    found = await statuses("third", 1)
+                    found = await statuses(third, 1)
+
+
+async def test_revoked_peer_keeps_no_place_at_port(tmp_path: Path) -> None:
+    """Paths that need no token keep its connections open."""
+    peers = http_kit.Peers()
+    server = server_kit.make(home=tmp_path, identity=http_kit.Identity(), peers=peers, handlers=http_kit.Echo())
+    async with http_kit.serving(server, connections=4) as gateway, contextlib.AsyncExitStack() as stack:
+        clients = []
+        for token in (http_kit.OTHER_TOKEN, http_kit.OTHER_TOKEN, http_kit.TOKEN, http_kit.TOKEN):
+            clients.append(await stack.enter_async_context(http_kit.client(gateway, token=token)))
+            async with clients[-1].get("/tools") as answer:
+                assert answer.status == 200
+        del peers.tokens[http_kit.OTHER_TOKEN]
+        for one in clients[:2]:
+            async with one.get("/health") as answer:
+                assert answer.status == 200
+        other = await stack.enter_async_context(http_kit.client(gateway))
+        async with asyncio.timeout(30), other.get("/tools") as answer:
+            assert answer.status == 200
 
 
 async def test_slow_large_bodies_of_peer_leave_places_for_others(tmp_path: Path) -> None:

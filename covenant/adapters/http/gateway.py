@@ -158,6 +158,8 @@ class HttpGateway:
         self.busy += 1
         try:
             response = await self._guarded(request, handler)
+            if _CALLER not in request:
+                self._listener.unknown(request.transport)
             if not response.prepared:
                 response.headers.update(refusals.ALWAYS)
                 with streams.within(request, self.bounds.pace.write_seconds):

@@ -79,7 +79,7 @@ class Listener:
         self._by_transport: dict[asyncio.BaseTransport | None, _Connection] = {}
         # The connections of each caller that is not the operator.
         self._callers: Counter[str] = Counter()
-        # Connections without a valid token so far, in order of arrival.
+        # Connections without a valid token so far, or in their last request, oldest first.
         self._strangers: dict[_Connection, None] = {}
         self._listening: asyncio.Server | None = None
 
@@ -138,6 +138,12 @@ class Listener:
         if caller is not None:
             self._callers[caller] += 1
         return True
+
+    def unknown(self, transport: asyncio.BaseTransport | None) -> None:
+        """Mark a connection as unauthenticated after a request without a valid token: the caller's may be revoked."""
+        if (one := self._by_transport.get(transport)) is not None and one not in self._strangers:
+            self._leave(one)
+            self._strangers[one] = None
 
     def forget(self, one: _Connection) -> None:
         """Release the place of a connection that ended or is about to."""
