@@ -163,6 +163,24 @@ async def test_peers_together_do_not_keep_operator_out(covenant_home: Path) -> N
             assert (await peer.ask("ping"))["kind"] == "pong"
 
 
+async def test_revoked_peer_keeps_no_place_at_socket(covenant_home: Path) -> None:
+    """Its connections send nothing, so no request of theirs is refused."""
+    async with daemon_kit.running(covenant_home) as daemon, contextlib.AsyncExitStack() as stack:
+        gateway = daemon.running.socket
+        gateway.bounds = dataclasses.replace(gateway.bounds, of_others=3)
+        tokens = [await _enrolled(daemon, f"peer{number}@local") for number in range(2)]
+        for token in (tokens[0], tokens[0], tokens[1]):
+            await stack.enter_async_context(async_client.connected(covenant_home, token=token))
+        with pytest.raises(errors.BusyError):
+            await stack.enter_async_context(async_client.connected(covenant_home, token=tokens[1]))
+        revoked = await daemon.ask("revoke_peer", token_prefix=tokens[0][:6])
+        assert revoked["outcome"]["type"] == "revoked"
+        mine = [await stack.enter_async_context(async_client.connected(covenant_home, token=tokens[1])) for _ in "ab"]
+        for one in mine:
+            assert (await one.ask("ping"))["kind"] == "pong"
+        assert gateway.others == 3
+
+
 @pytest.mark.parametrize("place", ["displaced", "one too many"])
 async def test_client_without_place_reads_why(covenant_home: Path, place: str) -> None:
     """Its request fails with EPIPE; the answer is there all the same."""

@@ -81,6 +81,19 @@ class Connection(Channel):
             self._scope.cancel()
         super().abort()
 
+    def end_revoked(self) -> None:
+        """End the connection if its peer's token is not valid any more; its place is free at once."""
+        if self._caller is None:
+            return
+        try:
+            authentication.check(self._gateway.server, self._caller)
+        except errors.AuthenticationError as e:
+            self._gateway.forget(self, self._peer, self._caller)
+            self._peer = self._caller = None
+            self._say(responses.Error.of(e))
+            self.flush()
+            self.abort()
+
     def displace(self) -> None:
         """End an unauthenticated connection for a newer one, after an answer that says so."""
         self._say(responses.Error.of(errors.BusyError("too many connections have sent no token yet", hint="try again")))

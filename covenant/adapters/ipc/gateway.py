@@ -96,6 +96,10 @@ class IpcGateway:
             errors.BusyError: this peer, or all peers together, have the maximum of connections.
         """
         if not caller.operator and self.others >= self.bounds.of_others:
+            # A revoked peer that sends nothing would keep its connections.
+            for each in tuple(self.connections):
+                each.end_revoked()
+        if not caller.operator and self.others >= self.bounds.of_others:
             raise errors.BusyError("there are as many connections as peers may have", hint="try again")
         peer = self.peers.setdefault(caller.agent.pubkey, Peer(self.bounds.large_frames))
         if peer.connections >= self.bounds.of_one_peer:
