@@ -128,11 +128,12 @@ class CallRate:
 
     def take(self, uri: str, now: float) -> Refusal | None:
         """Count a call, or return its refusal where there were as many as allowed."""
-        refusal = self._spent(uri) or self._fast(uri, now)
+        refusal = self.spent(uri) or self._fast(uri, now)
         self._made += refusal is None
         return refusal
 
-    def _spent(self, uri: str) -> Refusal | None:
+    def spent(self, uri: str) -> Refusal | None:
+        """Return the refusal of a call where the run has made all that it may; counts none."""
         most = self._skills.calls
         if most is None or self._made < most:
             return None

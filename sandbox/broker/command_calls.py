@@ -185,6 +185,9 @@ class CommandDesk:
 
     def _ask(self, number: int, uri: str, argv: list[str], stdin: bytes) -> None:
         """Hold a call for an operator. The lease is for the command with these arguments and this stdin."""
+        if (refusal := self._rate.spent(uri)) is not None:
+            self._refuse(number, argv, refusal)
+            return
         hold, raw = self._hold, tool_calls.encoded({"argv": argv, "stdin": base64.b64encode(stdin).decode()})
         if hold is None or len(self._held) >= AT_ONCE:
             self._refuse(number, argv, tool_calls.unapproved(uri))
@@ -208,7 +211,7 @@ class CommandDesk:
         hold.desk.ask("tool", target, hold.seconds, then, side_effect="shell", arguments=arguments)
 
     def _make(self, number: int, uri: str, argv: list[str], stdin: bytes) -> None:
-        refusal = self._rate.take(uri, self._clock()) or self._crowded(uri)
+        refusal = self._crowded(uri) or self._rate.take(uri, self._clock())
         if refusal is not None:
             self._refuse(number, argv, refusal)
             return

@@ -98,6 +98,8 @@ class ToolGuard:
         Raises: as ``check``.
         """
         _, tool = self._consider(uri, arguments)
+        if (refusal := self._rate.spent(uri)) is not None:
+            self._refuse(uri, arguments, refusal)
         raw = tool_calls.encoded(arguments)
         return {
             "uri": uri,

@@ -54,10 +54,10 @@ class Children:
 class Gate:
     """The gate's end of a desk's line."""
 
-    def __init__(self, broker: Broker, asked: Sequence[str] = ()) -> None:
+    def __init__(self, broker: Broker, asked: Sequence[str] = (), limits: Mapping[str, int] = LIMITS) -> None:
         self.children, self.rows = Children(), list[tuple[str, Mapping[str, Any]]]()
         terms = CommandTerms(
-            SkillSet.of([URI], ["shell"], RULES, LIMITS, asked),
+            SkillSet.of([URI], ["shell"], RULES, limits, asked),
             "top",
             lambda kind, fields: self.rows.append((kind, fields)),
             lambda: None,
@@ -151,8 +151,8 @@ def test_line_of_no_gate_ends_the_line(gate: Gate, line: bytes) -> None:
 class AskedGate(Gate):
     """A gate whose command is asked about."""
 
-    def __init__(self, broker: Broker, *, held: bool = True) -> None:
-        super().__init__(broker, [URI])
+    def __init__(self, broker: Broker, *, held: bool = True, limits: Mapping[str, int] = LIMITS) -> None:
+        super().__init__(broker, [URI], limits)
         book = LeaseBook(RunOfLeases("0b5c", "top", "1" * 64), lambda kind, target: targets.tool(target) == URI)
         tell = lambda kind, fields: self.rows.append((kind, fields))  # noqa: E731 - one line
         self.leases = LeaseDesk(book, attended=True, tell=tell, clock=lambda: 1.0)
@@ -202,6 +202,19 @@ def test_refused_command_is_not_asked_about() -> None:
         gate = AskedGate(broker)
         gate.call(1, "delete")
         assert gate.heard()["error"]["code"] == "arguments"
+        assert gate.leases.book.open == ()
+        gate.line.close()
+
+
+def test_command_beyond_budget_is_not_asked_about() -> None:
+    with Broker() as broker:
+        gate = AskedGate(broker, limits={**LIMITS, "calls": 1})
+        gate.call(1, "issue")
+        gate.grant()
+        gate.children.exit({"ok": {"status": 0}})
+        assert "ok" in gate.heard()
+        gate.call(2, "issue", "b")
+        assert gate.heard()["error"]["code"] == "calls"
         assert gate.leases.book.open == ()
         gate.line.close()
 

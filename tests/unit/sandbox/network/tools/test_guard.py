@@ -105,6 +105,14 @@ def test_budget_of_run_is_counted_and_fix_ends_it() -> None:
         again.guard.check(kit.uri("open"), {})
 
 
+def test_call_beyond_budget_is_not_asked_about() -> None:
+    one = kit.Guarded(kit.MANIFEST.replace("calls_per_minute = 5", "calls_per_minute = 5\ncalls = 1"))
+    assert one.guard.question(kit.uri("open"), {})["uri"] == kit.uri("open")
+    one.guard.check(kit.uri("open"), {})
+    with pytest.raises(errors.ToolDeniedError, match="calls is 1"):
+        one.guard.question(kit.uri("open"), {})
+
+
 def test_large_answer_is_refused_and_fix_ends_it() -> None:
     one = kit.Guarded()
     result = {"content": [{"type": "text", "text": "x" * 2000}]}
