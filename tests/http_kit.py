@@ -58,6 +58,9 @@ class Peers:
         agent = self.tokens.get(token)
         return None if agent is None else SimpleNamespace(agent_id=agent, token_prefix=token[:6])
 
+    def admits(self, pubkey: str, token_prefix: str) -> bool:
+        return any(token.startswith(token_prefix) and one.pubkey == pubkey for token, one in self.tokens.items())
+
 
 class Grants:
     """Grants without signatures, with the interface that ``covenant.handlers.access.authorization`` uses."""

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import pytest
 
@@ -18,9 +19,11 @@ from covenant.adapters.ipc.run_tools import RunTools
 from covenant.providers.tools import Answer
 from covenant.settings import PeerRate
 from covenant.wire.types import ToolSpec
+from policy import errors
 from policy.rules import tool_calls
 from tests import daemon_kit, runtime_kit
 from tests.daemon_kit import Daemon
+from tests.doubles import async_client
 
 pytestmark = pytest.mark.anyio
 
@@ -237,6 +240,36 @@ async def test_answer_after_revocation_is_withheld(covenant_home: Path, ends: st
             assert found["isError"]
             assert "a secret" not in json.dumps(found)
         assert await completed(daemon, alice) == (["withheld"] if ends == "capability" else ["ok"])
+
+
+@pytest.mark.parametrize("transport", ["ipc", "http"])
+async def test_answer_to_peer_after_revocation_is_withheld(covenant_home: Path, transport: str) -> None:
+    async with daemon_kit.running(covenant_home, http_port=0) as daemon, contextlib.AsyncExitStack() as stack:
+        held = Held()
+        daemon.server.tools.add(held)
+        token = (await daemon.ask("enroll_peer", display="bob@local", actions=["tool.call.held"]))["token_b58"]
+        found: list[str] = []
+
+        async def by_ipc() -> None:
+            one = await stack.enter_async_context(async_client.connected(covenant_home, token=token))
+            with pytest.raises(errors.AuthenticationError):
+                found.append(str(await one.ask("call_tool", name="held", arguments={})))
+            found.append("refused")
+
+        async def by_http() -> None:
+            base, headers = f"http://127.0.0.1:{daemon.running.http_port}", {"Authorization": f"Bearer {token}"}
+            one = await stack.enter_async_context(aiohttp.ClientSession(base, headers=headers))
+            async with one.post("/tools/call", json={"name": "held", "arguments": {}}) as answer:
+                found.append(await answer.text())
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(by_ipc if transport == "ipc" else by_http)
+            with anyio.fail_after(60):
+                await held.begun.wait()
+            await daemon.ask("revoke_peer", token_prefix=token[:6])
+            held.release.set()
+        assert found
+        assert "a secret" not in found[0]
 
 
 async def test_answer_that_no_gate_reads_is_refused(covenant_home: Path) -> None:

@@ -61,7 +61,7 @@ async def recent(
     topic: Topic = "audit" if isinstance(asked, requests.RecentAudit) else "memory"
     with watch.server.feed.subscribe(topic) as subscription:
         # After the subscription, so that no item is lost between the existing and the new ones.
-        answer = await watch.server.respond(watch.caller, asked)
+        answer = await authentication.respond(watch.server, watch.caller, asked)
         if not isinstance(answer, responses.AuditEvents | responses.Memories):
             return answer
         events = watch.events()
@@ -111,7 +111,7 @@ async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamRes
     async def work() -> None:
         intent_progress.HEARD.set(heard)
         try:
-            answers.append(await watch.server.respond(watch.caller, asked))
+            answers.append(await authentication.respond(watch.server, watch.caller, asked))
         finally:
             begun.set()
             done.set()
@@ -145,7 +145,9 @@ async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | respon
         was = [one for one in watch.server.live.so_far(intent_id) if stream_visibility.may_follow(watch.caller, one)]
         answer = None
         if not was:
-            answer = await watch.server.respond(watch.caller, requests.GetIntentResult(intent_id=intent_id))
+            answer = await authentication.respond(
+                watch.server, watch.caller, requests.GetIntentResult(intent_id=intent_id)
+            )
             if not isinstance(answer, responses.IntentResult):
                 return answer
         events = watch.events()

@@ -230,7 +230,7 @@ class HttpGateway:
         asked, on = await self._asked(route, request), _follow(route, request)
         if route.stream and streams.wanted(request.headers.getall("Accept", [])):
             return await self._stream(request, caller, asked, on=on)
-        return self._answered(await self.server.respond(caller, asked))
+        return self._answered(await authentication.respond(self.server, caller, asked))
 
     def _known(self, request: web.Request, caller: Caller) -> None:
         """Count the connection as the caller's."""
@@ -319,7 +319,7 @@ class HttpGateway:
             return web.Response(status=202)
         if isinstance(found, mcp_server.McpReply):
             return web.Response(body=found.message, status=found.status, content_type=JSON)
-        document = json.loads((await self.server.respond(caller, found.request)).to_bytes())
+        document = json.loads((await authentication.respond(self.server, caller, found.request)).to_bytes())
         return web.Response(body=mcp_server.answer(found, document), content_type=JSON)
 
     def _watch(self, request: web.Request, caller: Caller) -> feeds.Watch:

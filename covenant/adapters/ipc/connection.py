@@ -169,7 +169,7 @@ class Connection(Channel):
         if request.kind not in _READY:
             # Earlier responses must not wait for a request that may take long.
             self.flush()
-        answer = await self._gateway.server.respond(caller, request)
+        answer = await authentication.respond(self._gateway.server, caller, request)
         if streams.wanted(request):
             await self._stream(answer)
         else:

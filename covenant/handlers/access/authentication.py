@@ -6,6 +6,7 @@ from typing import Literal
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
+from covenant.wire import requests, responses
 from policy import base58, errors
 
 Transport = Literal["ipc", "http"]
@@ -48,6 +49,19 @@ def check(server: Server, caller: Caller) -> None:
     """
     if not caller.operator and not server.peers.admits(caller.agent.pubkey, caller.token_prefix):
         raise errors.AuthenticationError("the token was revoked or has ended")
+
+
+async def respond(server: Server, caller: Caller, request: requests.Request) -> responses.Response:
+    """Return the response to a request of an admitted caller. It is a refusal if the caller's token has ended before
+    the answer, but by this request: a call may take minutes.
+    """
+    answer = await server.respond(caller, request)
+    try:
+        if not isinstance(request, requests.RevokePeer):
+            check(server, caller)
+    except errors.AuthenticationError as e:
+        return responses.Error.of(e)
+    return answer
 
 
 def _is_token(text: str) -> bool:
