@@ -300,6 +300,29 @@ async def test_hostile_messages_cost_an_error(covenant_home: Path) -> None:
         assert (await rpc(one, "ListTasks", {"pageToken": "none"}))["error"]["code"] == -32602
 
 
+async def test_answer_of_waiting_send_ends_with_token(covenant_home: Path) -> None:
+    async with served(covenant_home) as one, anyio.create_task_group() as group:
+        one.runs.hold = anyio.Event()
+        friend = {"display": FRIEND.display, "pubkey": FRIEND.pubkey, "actions": SENDS}
+        token = (await one.daemon.ask("enroll_peer", **friend))["token_b58"]
+        await one.daemon.grant(f"a2a.recv.{FRIEND.display}")
+        found: list[Any] = []
+
+        async def send() -> None:
+            found.append(await rpc(one, "message/send", message("one", "m"), token=token))
+
+        group.start_soon(send)
+        with anyio.fail_after(60):
+            while not (await rpc(one, "ListTasks", {}, token=token))["result"]["tasks"]:
+                await anyio.sleep(0.05)
+        await one.daemon.ask("revoke_peer", token_prefix=token[:6])
+        one.runs.hold.set()
+        with anyio.fail_after(60):
+            while not found:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+        assert (found[0]["status"], "result" in found[0]) == (401, False)
+
+
 async def test_streams_are_counted_and_end_with_token(covenant_home: Path) -> None:
     """A caller with too many streams is told so, a stream of a revoked token ends, and a stopped daemon ends all."""
     async with served(covenant_home) as one:

@@ -189,6 +189,8 @@ class A2aEndpoints:
             if not view.ended:
                 with self._follow(asked, view.id) as one:
                     view = await following.end_of(one, WAIT_SECONDS)
+                if not await self._gate.still(asked.request, asked.caller):
+                    raise errors.HttpRefusedError("the token was revoked or has ended", status=401)
         return _reply(asked, shapes.sent(view, asked.dialect))
 
     async def _sent(self, asked: _Asked, call: calls.Send) -> shapes.TaskView:
