@@ -4,7 +4,7 @@ Pure. ``sandbox.storage.package_reader.read`` makes one from a directory. All la
 ``Package.files``: hash, verify, parse and run. So no second look at the disk can show other bytes.
 
 Directories are not part of a package: they exist as far as a file lies in them. Symbolic links are part of it by their
-text (``policy.package_links``, ADR 0150).
+text (``policy.symlinks``, ADR 0150).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from policy import errors, package_links
+from policy import errors, symlinks
 
 MANIFEST_NAME = "agent.toml"
 ENVELOPE_NAME = "agent.dsse.json"
@@ -73,7 +73,7 @@ class Package:
         check_envelope_size(len(self.envelope or b""))
         for text in links.values():
             _check_characters(text, "link text")
-        package_links.check(links, files)
+        symlinks.check_package(links, files)
         if MANIFEST_NAME not in files:
             raise errors.PackageError(
                 f"the package has no `{MANIFEST_NAME}`", hint="a package is a directory with an agent.toml"
@@ -105,7 +105,7 @@ class Package:
             return path
         if not self.links or any(part in ("", ".", "..") for part in path.split("/")):
             return None
-        found = package_links.follow(path, self.links)
+        found = symlinks.follow_in_package(path, self.links)
         return found if found in self.files else None
 
 

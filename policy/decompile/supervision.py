@@ -54,7 +54,7 @@ def read(files: Files) -> Supervision:
     contract, intent = _process(whole["process"]) if "process" in whole else ("line", "stdin")
     fixed(whole["version"], f"{SUPERVISION}:version", VERSION)
     where = f"{SUPERVISION}:skills"
-    skills = _skills(whole["skills"], where)
+    skills = read_skills(whole["skills"], where)
     where = f"{SUPERVISION}:task"
     task = closed(whole["task"], where, {"cpu_time_ms": OPTIONAL_INT, "wall_ms": OPTIONAL_INT})
     return Supervision(
@@ -70,7 +70,7 @@ def read(files: Files) -> Supervision:
     )
 
 
-def _skills(value: dict[str, Any], where: str) -> SkillSet:
+def read_skills(value: dict[str, Any], where: str) -> SkillSet:
     """Tools, classes, rules of arguments and limits of calls.
 
     The form of a clause is that of the artefact; what it means is in ``policy.grants.skill_rules``.

@@ -2,7 +2,7 @@
 
 Every name is opened beneath the descriptor of its directory, one component at a time, without following symlinks or
 crossing mounts (openat2(2)). Only regular files are read, each once, within the bounds of ``policy.package``. Of a
-symlink the text alone is read, and never followed here: ``policy.package_links`` decides where it leads. A file that
+symlink the text alone is read, and never followed here: ``policy.symlinks`` decides where it leads. A file that
 changes during the read is refused. The returned bytes are hashed, verified, parsed and copied for the run, so that
 no other process can put other bytes in between.
 

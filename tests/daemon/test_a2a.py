@@ -313,7 +313,7 @@ async def test_answer_of_waiting_send_ends_with_token(covenant_home: Path) -> No
 
         group.start_soon(send)
         with anyio.fail_after(60):
-            while not (await rpc(one, "ListTasks", {}, token=token))["result"]["tasks"]:
+            while not (await rpc(one, "ListTasks", {}, token=token))["result"]["tasks"]:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
         await one.daemon.ask("revoke_peer", token_prefix=token[:6])
         one.runs.hold.set()

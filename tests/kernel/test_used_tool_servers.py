@@ -156,7 +156,8 @@ def test_published_servers_are_called_by_published_client(home: Home, tmp_path: 
     uris = [f"matrix://tool/mcp/{one['alias']}/{name}@{one['version']}" for one, name in names]
     more = f'\n[permissions.filesystem]\nread = ["{site}"]\n\n[permissions.skills]\nallow = {json.dumps(uris)}\n'
     manifest = made / "agent.toml"
-    manifest.write_text(manifest.read_text() + more + 'side_effects = ["write"]\n')
+    patient = manifest.read_text().replace("[resources]", "[resources]\ncpu_ms_per_task = 100000")
+    manifest.write_text(patient + more + 'side_effects = ["write"]\n')
     assert home.covenant("tools", "pin", made).returncode == 0
     done = home.covenant("dev", made, "go", "--json", "--timeout", "100")
     assert done.returncode == 0, (done.stdout, done.stderr)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 from pydantic_core import PydanticCustomError
 
-from policy import errors, package, package_links
+from policy import errors, package, symlinks
 from policy.manifest import digests, hosts, lines, text
 from policy.manifest.agent import Manifest
 from policy.manifest.tools import document as tool_manifests
@@ -170,7 +170,7 @@ def _package(case: _Case, number: int, server: Server, stated: str) -> Iterator[
     try:
         links = {name.removeprefix(inside): link for name, link in case.read.links.items() if name.startswith(inside)}
         files = [name.removeprefix(inside) for name in case.read.files if name.startswith(inside)]
-        package_links.check(links, files)
+        symlinks.check_package(links, files)
     except errors.PackageError as e:
         message = f"the package of server `{server.alias}` cannot run alone: {e.message}"
         yield case.no("link_outside", path, message, e.hint)

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy import errors, package_links
+from policy import errors, symlinks
 from sandbox.kernel import libc
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -30,7 +30,7 @@ def test_kernel_finds_what_check_says(entries: list[tuple[str, str | None]]) -> 
     links = {path: text for path, text in made.items() if text is not None}
     reason = ""
     try:
-        package_links.check(links, contents)
+        symlinks.check_package(links, contents)
     except errors.PackageError as e:
         reason = e.message
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +47,7 @@ def test_kernel_finds_what_check_says(entries: list[tuple[str, str | None]]) -> 
         finally:
             os.close(root)
     if not reason:
-        assert found == {path: package_links.follow(path, links) for path in links}
+        assert found == {path: symlinks.follow_in_package(path, links) for path in links}
     elif "is a loop" in reason:  # the kernel follows a link to a directory around it
         assert any(place == "" or path.startswith(f"{place}/") for path, place in found.items() if place is not None)
     else:

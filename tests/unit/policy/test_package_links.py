@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from policy import errors, package, package_links
+from policy import errors, package, symlinks
 from policy.signing import statement as statements
 from policy.symlinks import MOST_LINKS
 from sandbox.kernel import libc
@@ -122,7 +122,7 @@ def test_link_within_package_is_kept_and_read(name: str, tmp_path: Path) -> None
     assert dict(read.links) == links
     assert dict(read.files) == FILES
     for path in links:
-        assert package_links.follow(path, links) == opened(top, path)
+        assert symlinks.follow_in_package(path, links) == opened(top, path)
 
 
 def test_table_has_at_least_20_shapes() -> None:

@@ -319,7 +319,7 @@ def test_budget_of_calls_is_within_larger_and_none_is_within_none() -> None:
 def test_budget_of_calls_is_read_back_and_no_other_form(calls: int | None) -> None:
     written = _calls(calls).canonical()
     assert ("calls" in written["limits"]) == (calls is not None), "as artefacts were before there was a budget"
-    assert supervision._skills(written, "here") == _calls(calls)
+    assert supervision.read_skills(written, "here") == _calls(calls)
     for wrong in ({"calls": None}, {"calls": "5"}, {"calls": True}, {"calls": -1}, {"call": 5}):
         with pytest.raises(errors.ArtefactError):
-            supervision._skills({**written, "limits": {**written["limits"], **wrong}}, "here")
+            supervision.read_skills({**written, "limits": {**written["limits"], **wrong}}, "here")

@@ -90,7 +90,7 @@ def test_rules_say_which_characters() -> None:
     assert caught.value.hint == "1 to 64 of a-z 0-9 _ -"
     with pytest.raises(errors.ToolsError) as caught:
         tools_document.parse(kit.text(kit.full(*FS, "tools", 0, "name", value="a b")))
-    assert caught.value.hint == "1 to 128 of A-Z a-z 0-9 _ . -"
+    assert caught.value.hint == "1 to 128 of A-Z a-z 0-9 _ . -, and no dot at its end or before another"
 
 
 def test_random_run_is_secret_from_24_characters_on() -> None:
