@@ -73,13 +73,18 @@ def test_revision_that_is_not_there_is_refused(repository: Path, name: str) -> N
     assert sorted(path.name for path in repository.iterdir()) == [".git", ".gitattributes", "agents"]
 
 
-def test_link_in_revision_is_refused(repository: Path) -> None:
-    (repository / "agents/hello/link").symlink_to("/etc/passwd")
-    _git(repository, "add", ".")
-    _git(repository, "commit", "-qm", "two")
-    done = _covenant("policy", "diff", "main:agents/hello", "agents/hello", "--host", "none")
-    assert getattr(done.exception, "code", "") == "no_such_revision"
-    assert "has a link" in str(done.exception)
+def test_link_out_of_revision_is_refused(repository: Path) -> None:
+    asked = ("policy", "diff", "main:agents/hello", "agents/hello", "--host", "none")
+    link = repository / "agents/hello/link"
+    for text in ("agent.toml", "/etc/passwd"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(text)
+        _git(repository, "add", ".")
+        _git(repository, "commit", "-qm", text)
+        done = _covenant(*asked)
+        assert (done.exit_code == 0) == (text == "agent.toml")
+    assert getattr(done.exception, "code", "") == "package_invalid"
+    assert "absolute path" in str(done.exception)
 
 
 def test_exported_facts_give_policy_of_this_host(repository: Path) -> None:
