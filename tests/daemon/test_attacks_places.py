@@ -181,6 +181,20 @@ async def test_revoked_peer_keeps_no_place_at_socket(covenant_home: Path) -> Non
         assert gateway.others == 3
 
 
+async def test_revoked_token_keeps_no_place_of_its_peer(covenant_home: Path) -> None:
+    async with daemon_kit.running(covenant_home) as daemon, contextlib.AsyncExitStack() as stack:
+        gateway = daemon.running.socket
+        gateway.bounds = dataclasses.replace(gateway.bounds, of_one_peer=2)
+        who = {"display": runtime_kit.ALICE.display, "pubkey": runtime_kit.ALICE.pubkey}
+        token = (await daemon.ask("enroll_peer", **who))["token_b58"]
+        for _ in range(2):
+            await stack.enter_async_context(async_client.connected(covenant_home, token=token))
+        await daemon.ask("revoke_peer", token_prefix=token[:6])
+        token = (await daemon.ask("enroll_peer", **who))["token_b58"]
+        mine = await stack.enter_async_context(async_client.connected(covenant_home, token=token))
+        assert (await mine.ask("ping"))["kind"] == "pong"
+
+
 @pytest.mark.parametrize("place", ["displaced", "one too many"])
 async def test_client_without_place_reads_why(covenant_home: Path, place: str) -> None:
     """Its request fails with EPIPE; the answer is there all the same."""

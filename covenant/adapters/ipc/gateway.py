@@ -95,8 +95,10 @@ class IpcGateway:
         Raises:
             errors.BusyError: this peer, or all peers together, have the maximum of connections.
         """
-        if not caller.operator and self.others >= self.bounds.of_others:
-            # A revoked peer that sends nothing would keep its connections.
+        mine = self.peers.get(caller.agent.pubkey)
+        full = not caller.operator and self.others >= self.bounds.of_others
+        if full or (mine is not None and mine.connections >= self.bounds.of_one_peer):
+            # A revoked token's connections that send nothing would stay, and keep out the peer with its new token too.
             for each in tuple(self.connections):
                 each.end_revoked()
         if not caller.operator and self.others >= self.bounds.of_others:
