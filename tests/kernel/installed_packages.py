@@ -18,18 +18,15 @@ from pathlib import Path
 @contextlib.contextmanager
 def wheels(requirements: Path) -> Iterator[Path]:
     """Install the pinned wheels of ``requirements``; remove them when the block ends."""
-    with _directory() as made:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
-        command = [*pip, "--disable-pip-version-check", "--root-user-action", "ignore", "--target", f"{made}/wheels"]
-        subprocess.run([*command, "--requirement", str(requirements)], check=True, timeout=300)
-        _close(made)
+    with directory() as made:
+        install_wheels(requirements, made / "wheels")
         yield made / "wheels"
 
 
 @contextlib.contextmanager
 def modules(locked: Path) -> Iterator[Path]:
     """Install the modules of a lock file of npm, by their digests; remove them when the block ends."""
-    with _directory() as made:
+    with directory() as made:
         lock = json.loads(locked.read_text())
         (made / "package-lock.json").write_text(json.dumps(lock))
         (made / "package.json").write_text(json.dumps(lock["packages"][""]))
@@ -39,8 +36,17 @@ def modules(locked: Path) -> Iterator[Path]:
         yield made
 
 
+def install_wheels(requirements: Path, folder: Path) -> None:
+    """Install the pinned wheels of ``requirements`` in ``folder``. Byte code is left out."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
+    command = [*pip, "--disable-pip-version-check", "--root-user-action", "ignore", "--target", str(folder)]
+    subprocess.run([*command, "--requirement", str(requirements)], check=True, timeout=500)
+    _close(folder)
+
+
 @contextlib.contextmanager
-def _directory() -> Iterator[Path]:
+def directory() -> Iterator[Path]:
+    """A directory of root in which only root can write, while the block lasts."""
     with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
         os.chmod(made, 0o755)
         yield Path(made)

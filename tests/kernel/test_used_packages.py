@@ -6,16 +6,14 @@ They are installed by pip and npm without any script of theirs being run, and ar
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.kernel import installed_packages
 from tests.kernel.world import World
 
 WHEELS = Path(__file__).with_name("wheels.txt")
@@ -111,25 +109,16 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 @pytest.fixture
 def granted() -> Iterator[Path]:
-    """A directory of root in which only root can write: what a grant asks for."""
-    with tempfile.TemporaryDirectory(dir="/var/lib", prefix="covenant-test-") as made:
-        os.chmod(made, 0o755)
-        yield Path(made)
-
-
-def installed(folder: Path) -> None:
-    """Install the wheels. pip runs no code of a wheel; byte code is left out."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile", "--only-binary", ":all:"]
-    command = [*pip, "--disable-pip-version-check", "--root-user-action", "ignore", "--target", str(folder)]
-    subprocess.run([*command, "--requirement", str(WHEELS)], check=True, timeout=500)
-    subprocess.run(["chmod", "-R", "go-w", str(folder)], check=True, timeout=60)
+    """A directory that a manifest may grant."""
+    with installed_packages.directory() as made:
+        yield made
 
 
 def test_used_wheels_import(world: World, granted: Path) -> None:
     """All in one process of one sandbox: a crash of one ends the run."""
     assert len(MODULES) >= 50
     assert set(MODULES) <= {line.partition("==")[0] for line in WHEELS.read_text().splitlines()}
-    installed(granted / "wheels")
+    installed_packages.install_wheels(WHEELS, granted / "wheels")
     code = f"PLACE, MODULES = {str(granted / 'wheels')!r}, {list(MODULES.values())!r}" + IMPORTS
     more = f'[permissions.filesystem]\nread = ["{granted}"]\n'
     found = world.ask(code, more=more, memory_mb=2048, cpu_ms=300_000, disk_mb=64, resources="cpu_millis = 2000")
