@@ -119,8 +119,11 @@ class Completion:
                 rows += supervisor_events.entries(ran.told, self.intent_id, self.caller, run_id=ran.run_id)
             rows += [self.used(card, took, "ok", receipt), billing.receipt_row(receipt, self.intent_id)]
             rows += denials.rows(took, card.id, self.caller)
-        remember = functools.partial(self._remember, card, ran)
-        stored, of_memory = await self.once("memory", remember, functools.partial(self._remembered, ran))
+        record, of_memory = await self.once("memory", functools.partial(self._remember, card, ran), self._remembered)
+        stored = None
+        if record is not None:
+            stored = await self._receipt_of_memory(record)
+            of_memory = [records.written(record, "intent"), billing.receipt_row(stored, self.intent_id)]
         if card is None and self.key is not None:
             # By this it is known that it was done, also where memory does not say so, or no longer.
             receipt = await self.receipt(None)
@@ -206,8 +209,8 @@ class Completion:
         paid = self.reserved is not None and self.reserved.credits > 0
         return self.text if kept or paid or self.caller.operator else self.text[:MOST_OF_IGNORED]
 
-    async def _remember(self, card: Card | None, ran: RunResult) -> tuple[SettlementReceipt | None, list[AuditEntry]]:
-        """Keep the answer in working memory; the receipt of that, None where it was not kept, and their rows."""
+    async def _remember(self, card: Card | None, ran: RunResult) -> tuple[MemoryRecord | None, list[AuditEntry]]:
+        """Keep the answer in working memory. Return its record, or None and the row that says why it was not kept."""
         # What it names as its sources is kept beside it.
         ignore = self.server.ignore
         sources = "\n".join(ran.sources)
@@ -236,26 +239,35 @@ class Completion:
             # Credits bound most intents. This keeps those without a cost, such as an echo, from filling the disk.
             paid = self.reserved is not None and self.reserved.credits > 0
             await self.server.memory.put(record, room=None if paid else records.room_of(self.caller))
-            receipt = await billing.settle_memory(self.server, self.caller, record.id, record.text)
-            self.server.feed.publish("memory", record)
         except errors.CovenantError as e:
             # The run is done and paid for: its answer is not thrown away with the memory of it.
             _LOG.warning("the answer of intent %s is not kept in memory: %s", self.intent_id, e)
             failed = {"matched_agent": record.metadata["agent_id"], "run_id": ran.run_id, "stage": "memory"}
             return None, [self.row("intent_failed", {**failed, "code": e.code, "message": e.message})]
-        return receipt, [records.written(record, "intent"), billing.receipt_row(receipt, self.intent_id)]
+        return record, []
 
-    async def _remembered(self, ran: RunResult) -> tuple[SettlementReceipt | None, list[AuditEntry]] | None:
-        """As ``_remember`` says it, of a record that is there already."""
+    async def _remembered(self) -> tuple[MemoryRecord, list[AuditEntry]] | None:
+        """The result of ``_remember`` for a record that is in memory already."""
         record = await self.server.memory.get(self.intent_id)
-        if record is None:
-            return None
-        known = await self.server.receipts.recent(_MOST_RECEIPTS, record.created_at)
-        receipt = next((one for one in known if one.memory_record_id == record.id), None)
-        if receipt is None:
+        return None if record is None else (record, [])
+
+    async def _receipt_of_memory(self, record: MemoryRecord) -> SettlementReceipt:
+        """Keep the receipt of a record, a step of its own: a record that was kept has a receipt before the intent ends.
+
+        Raises:
+            errors.StoreError: the receipt could not be written now; the record is there.
+        """
+
+        async def there() -> SettlementReceipt | None:
+            known = await self.server.receipts.recent(_MOST_RECEIPTS, record.created_at)
+            return next((one for one in known if one.memory_record_id == record.id), None)
+
+        async def write() -> SettlementReceipt:
             receipt = await billing.settle_memory(self.server, self.caller, record.id, record.text)
             self.server.feed.publish("memory", record)
-        return receipt, [records.written(record, "intent"), billing.receipt_row(receipt, self.intent_id)]
+            return receipt
+
+        return await self.once("receipt of memory", write, there)
 
     async def _is_told(self) -> bool | None:
         """Whether the rows are in the log, of this try: under a key one may have failed before."""

@@ -20,6 +20,7 @@ import pytest
 
 from covenant import daemon_stores
 from covenant.handlers import billing
+from covenant.handlers.audit import consistency
 from covenant.handlers.grants import capabilities
 from covenant.handlers.intents import completion, recovery, submit
 from covenant.handlers.server import Server
@@ -286,6 +287,39 @@ async def test_what_run_used_is_neither_given_back_nor_lost_where_disk_is_full(
             assert (await submit.submit_intent(server, ALICE, asked)).text == "a: words"
             assert len(acts.asked) == 1
             assert len(await server.receipts.recent(9)) == 2
+
+
+@pytest.mark.parametrize("agent", [None, "a"])
+@pytest.mark.parametrize("key", [None, "k"])
+async def test_record_whose_receipt_found_no_room_gets_it_before_the_intent_ends(
+    home: Path, monkeypatch: pytest.MonkeyPatch, agent: str | None, key: str | None
+) -> None:
+    runtime_kit.package(home, "a", budget=9)
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        await _ready(server, Acts())
+        put = server.memory.put
+
+        async def fills(*given: Any, **more: Any) -> None:
+            await put(*given, **more)
+            _full(monkeypatch, "working.jsonl")
+
+        monkeypatch.setattr(server.memory, "put", fills)
+        with pytest.raises(errors.StoreFullError, match="cannot be written now"):
+            await submit.submit_intent(
+                server, ALICE, requests.SubmitIntent(text="words", agent=agent, idempotency_key=key)
+            )
+        (waiting,) = server.budget.unsettled()
+        monkeypatch.undo()
+        await server.unfinished.write()
+        assert await _ends(server) == {waiting.paired_receipt: ["intent_dispatched"]}
+        receipts = await server.receipts.recent(9)
+        assert [one.memory_record_id for one in receipts].count(waiting.paired_receipt) == 1
+        assert (
+            await consistency.verify(
+                server, server_kit.caller(server.identity.agent, operator=True), requests.Verify(window=10)
+            )
+        ).drift == ()
 
 
 async def test_what_no_disk_took_until_daemon_was_killed_is_taken_as_it_was_reserved(
