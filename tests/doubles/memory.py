@@ -94,9 +94,12 @@ class InMemory:
     def _among(self, tier: Tier | None, owner: str | None) -> list[MemoryRecord]:
         return [r for r in self._records.values() if tier in (None, r.tier) and owner in (None, r.owner.pubkey)]
 
-    async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
+    async def recent(
+        self, tier: Tier | None, limit: int, *, owner: str | None = None, vectors: bool = True
+    ) -> list[MemoryRecord]:
         """The newest first; of the same moment, by id."""
-        return sorted(self._among(tier, owner), key=lambda r: (-r.created_at, r.id))[:limit]
+        found = sorted(self._among(tier, owner), key=lambda r: (-r.created_at, r.id))[:limit]
+        return found if vectors else [one.model_copy(update={"embedding": ()}) for one in found]
 
     async def search(
         self,

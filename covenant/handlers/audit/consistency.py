@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from covenant.handlers import paging
 from covenant.handlers.audit import drift, drift_kinds
-from covenant.handlers.audit.drift import Granted, Window
+from covenant.handlers.audit.drift import Granted, History, Window
 from covenant.stores.memory.interface import BadRow
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import MemoryRecord, SettlementReceipt
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # However large a window is asked for.
 MAX_WINDOW: Final = 10_000
 MAX_DRIFT: Final = 2_000
-# How many rows that tell of acts are held at most; what is older than the last of them is not judged.
+# How many rows that tell of acts are learnt at most; what is older than the last of them is not judged.
 MAX_LOG: Final = 100_000
 # How far a chain of parents is followed beyond the window.
 _MAX_HOPS: Final = 256
@@ -68,7 +68,7 @@ async def gather(server: Server, caller: Caller, size: int) -> Window:
     """Read what the checks look at: the newest ``size`` of each store, and what these name."""
     me = caller.agent.pubkey
     owner = None if caller.operator else me
-    records: Sequence[MemoryRecord] = await server.memory.recent(None, size, owner=owner)
+    records: Sequence[MemoryRecord] = await server.memory.recent(None, size, owner=owner, vectors=False)
     bad: Sequence[BadRow] = await server.memory.bad_rows(size) if owner is None else ()
 
     def mine(receipt: SettlementReceipt) -> bool:
@@ -89,9 +89,7 @@ async def gather(server: Server, caller: Caller, size: int) -> Window:
     since = max(min(moments, default=0) - _BEFORE_MS, 0)
     ids = frozenset(named | {record.id for record in records} | {grant.signed.signature for grant in grants})
     telling = (lambda event: event.kind.get("type") in _TELLING) if owner is None else _telling_of(server, me, ids)
-    scan = await server.audit.scan(telling, MAX_LOG, since_ms=since)
-    if scan.cut or len(scan.events) == MAX_LOG:
-        since = scan.events[-1].timestamp_ms + 1
+    history = await _history(server, telling, since)
     return Window(
         records=records,
         bad=bad,
@@ -101,10 +99,22 @@ async def gather(server: Server, caller: Caller, size: int) -> Window:
         existing=frozenset(existing),
         parents=parents,
         paying=paying,
-        log=scan.events,
-        log_since_ms=since,
-        operator=server.identity.agent.pubkey,
+        history=history,
     )
+
+
+async def _history(server: Server, telling: Callable[[parts.AuditEvent], bool], since_ms: int) -> History:
+    """Return what the rows since a moment tell. None of them is held: a log of a year has tens of thousands."""
+    history = History(server.identity.agent.pubkey)
+
+    def is_one_too_many(event: parts.AuditEvent) -> bool:
+        if telling(event):
+            history.learn(event)
+        return history.learnt == MAX_LOG
+
+    scan = await server.audit.scan(is_one_too_many, 1, since_ms=since_ms)
+    history.since(scan.events[0].timestamp_ms + 1 if scan.events else since_ms)
+    return history
 
 
 def _is_our_own(event: parts.AuditEvent) -> bool:

@@ -40,63 +40,27 @@ class Granted:
     granted_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """The newest entries of each store.
-
-    ``records``, ``receipts``, ``grants`` and ``events`` are the newest of each. ``existing`` are the ids among those
-    that these name which memory has; ``parents`` maps ids to parents, as far as chains were followed; ``paying`` are
-    all receipts that name one of the records or are named by one. ``log`` are the rows that tell of acts since
-    ``log_since_ms``: what is older cannot be judged. ``operator`` is the key whose purge covers all records;
-    a purge by another key covers its own.
-    """
-
-    records: Sequence[MemoryRecord] = ()
-    bad: Sequence[BadRow] = ()
-    receipts: Sequence[SettlementReceipt] = ()
-    grants: Sequence[Granted] = ()
-    events: Sequence[AuditEvent] = ()
-    existing: frozenset[str] = frozenset()
-    parents: Mapping[str, str | None] = field(default_factory=dict)
-    paying: Sequence[SettlementReceipt] = ()
-    log: Sequence[AuditEvent] = ()
-    log_since_ms: int = 0
-    operator: str = ""
-
-
-def found(window: Window) -> list[Drift]:
-    """All drift in the window, in the order of ``KINDS``, then by id."""
-    history = History(window.log, window.log_since_ms, window.operator)
-    finders: tuple[Iterator[Drift], ...] = (
-        _rows(window),
-        _parents(window),
-        _memory_audit(window, history),
-        _records_receipts(window),
-        _receipts_records(window, history),
-        _receipts(window),
-        _capabilities(window, history),
-        _audit_rows(window),
-    )
-    order = {name: at for at, name in enumerate(KINDS)}
-    every = {(one.kind, one.id, one.message): one for finder in finders for one in finder}
-    return sorted(every.values(), key=lambda one: (order[one.kind], one.id or "", one.message))
-
-
 class History:
-    """The writes, deletions and purges that the log tells of."""
+    """The writes, deletions and purges that the log tells of, in any order. Rows are learnt one at a time, so that none
+    is held. ``operator`` is the key whose purge covers all records; a purge by another key covers its own."""
 
-    def __init__(self, log: Sequence[AuditEvent], since_ms: int, operator: str) -> None:
+    def __init__(self, operator: str = "") -> None:
         self._operator = operator
+        self.learnt = 0
         self.written: set[str] = set()
         self.granted: set[str] = set()
         self.unkept: set[str] = set()
         self._deleted: set[str] = set()
         self._purged_before: dict[str, int] = {}
-        self._told_since = since_ms
-        for event in log:
-            self._learn(event)
+        self._told_since = 0
 
-    def _learn(self, event: AuditEvent) -> None:
+    def since(self, moment_ms: int) -> None:
+        """Judge nothing that is older."""
+        self._told_since = max(self._told_since, moment_ms)
+
+    def learn(self, event: AuditEvent) -> None:
+        """Take in one row that tells of an act."""
+        self.learnt += 1
         row = event.kind
         match row.get("type"):
             case "intent_dispatched":
@@ -119,7 +83,7 @@ class History:
                 who = event.issuer.pubkey
                 self._purged_before[who] = max(self._purged_before.get(who, 0), _int(row.get("before_ms")))
             case "audit_purged":
-                self._told_since = max(self._told_since, _int(row.get("before_ms")))
+                self.since(_int(row.get("before_ms")))
 
     def tells_of(self, moment_ms: int) -> bool:
         """Whether a row about something of that moment would still be there."""
@@ -134,6 +98,44 @@ class History:
 
 def _int(value: Any) -> int:
     return value if isinstance(value, int) else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The newest entries of each store.
+
+    ``records``, ``receipts``, ``grants`` and ``events`` are the newest of each. ``existing`` are the ids among those
+    that these name which memory has; ``parents`` maps ids to parents, as far as chains were followed; ``paying`` are
+    all receipts that name one of the records or are named by one. ``history`` is what the log tells of acts.
+    """
+
+    records: Sequence[MemoryRecord] = ()
+    bad: Sequence[BadRow] = ()
+    receipts: Sequence[SettlementReceipt] = ()
+    grants: Sequence[Granted] = ()
+    events: Sequence[AuditEvent] = ()
+    existing: frozenset[str] = frozenset()
+    parents: Mapping[str, str | None] = field(default_factory=dict)
+    paying: Sequence[SettlementReceipt] = ()
+    history: History = field(default_factory=History)
+
+
+def found(window: Window) -> list[Drift]:
+    """All drift in the window, in the order of ``KINDS``, then by id."""
+    history = window.history
+    finders: tuple[Iterator[Drift], ...] = (
+        _rows(window),
+        _parents(window),
+        _memory_audit(window, history),
+        _records_receipts(window),
+        _receipts_records(window, history),
+        _receipts(window),
+        _capabilities(window, history),
+        _audit_rows(window),
+    )
+    order = {name: at for at, name in enumerate(KINDS)}
+    every = {(one.kind, one.id, one.message): one for finder in finders for one in finder}
+    return sorted(every.values(), key=lambda one: (order[one.kind], one.id or "", one.message))
 
 
 def _rows(window: Window) -> Iterator[Drift]:

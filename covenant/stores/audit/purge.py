@@ -14,7 +14,7 @@ from policy import errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import events, merkle, truncation, write_ahead
 
-_BATCH: Final = 4096
+_BATCH: Final = 512
 
 
 @dataclass(frozen=True, slots=True)

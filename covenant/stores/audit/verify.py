@@ -10,7 +10,7 @@ from covenant.stores.audit import files
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import verify as audit_log_verify
 
-_BATCH: Final = 4096
+_BATCH: Final = 512
 
 
 def verify(of: files.Files, now: files.AuditSnapshot) -> audit_log_verify.Report:

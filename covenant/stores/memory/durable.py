@@ -191,10 +191,12 @@ class DurableMemory:
         with self._guarded():
             return await read.counts(self._reader)
 
-    async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
-        """Return the newest first, then by id. Returns fewer than ``limit`` if they exceed the bytes held at once."""
+    async def recent(
+        self, tier: Tier | None, limit: int, *, owner: str | None = None, vectors: bool = True
+    ) -> list[MemoryRecord]:
+        """As the interface says. Returns fewer than ``limit`` if they exceed the bytes held at once."""
         with self._guarded():
-            return await read.recent(self._reader, tier, limit, owner)
+            return await read.recent(self._reader, tier, limit, owner, vectors=vectors)
 
     async def payables(self, *, owner: str | None = None) -> list[interface.Payable]:
         """Return the fields of each record that settlement needs, without text and embedding."""

@@ -148,8 +148,10 @@ class Memory(Protocol):
         """Return the number of rows of each tier, good or bad."""
         ...
 
-    async def recent(self, tier: Tier | None, limit: int, *, owner: str | None = None) -> list[MemoryRecord]:
-        """Return the newest first; records of the same time by id."""
+    async def recent(
+        self, tier: Tier | None, limit: int, *, owner: str | None = None, vectors: bool = True
+    ) -> list[MemoryRecord]:
+        """Return the newest first; records of the same time by id. ``vectors`` False: their embeddings are empty."""
         ...
 
     async def search(

@@ -45,8 +45,13 @@ async def counts(db: aiosqlite.Connection) -> dict[Tier, int]:
     return {tier: known.get(tier, 0) for tier in Tier}
 
 
-async def recent(db: aiosqlite.Connection, tier: Tier | None, limit: int, owner: str | None) -> list[MemoryRecord]:
-    """Return the newest first, then by id. Returns fewer than ``limit`` if they exceed the bytes held at once."""
+async def recent(
+    db: aiosqlite.Connection, tier: Tier | None, limit: int, owner: str | None, *, vectors: bool = True
+) -> list[MemoryRecord]:
+    """Return the newest first, then by id. Returns fewer than ``limit`` if they exceed the bytes held at once.
+
+    A vector takes some 10 KB as numbers of Python: ``vectors`` False drops those of each page.
+    """
     where, values = sqlite.where(tier=tier, owner=owner)
     found: list[MemoryRecord] = []
     statement = f"{rows.SELECT} WHERE {where} ORDER BY created_at DESC, id LIMIT ? OFFSET ?"
@@ -55,7 +60,8 @@ async def recent(db: aiosqlite.Connection, tier: Tier | None, limit: int, owner:
     while len(found) < limit and room > 0:
         wanted = min(limit - len(found), sqlite.PAGE)
         page = list(await db.execute_fetchall(statement, (*values, wanted, start)))
-        found += await records(page)
+        whole = await records(page)
+        found += whole if vectors else [one.model_copy(update={"embedding": ()}) for one in whole]
         start += len(page)
         room -= sqlite.held(page)
         if len(page) < wanted:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from covenant.handlers.audit import drift, drift_kinds
-from covenant.handlers.audit.drift import NIL, ZERO_KEY, ZERO_SIGNATURE, Granted, Window
+from covenant.handlers.audit.drift import NIL, ZERO_KEY, ZERO_SIGNATURE, Granted, History, Window
 from covenant.stores.memory.interface import BadRow
 from covenant.wire.parts import AuditEvent
 from covenant.wire.types import AgentId, Capability, SettlementReceipt, SignedCapability, Tier
@@ -43,6 +43,14 @@ def grant(
     return Granted(SignedCapability(capability=capability, signature=signature), NOW)
 
 
+def tells(*log: AuditEvent, since_ms: int = 0) -> History:
+    history = History()
+    history.since(since_ms)
+    for one in log:
+        history.learn(one)
+    return history
+
+
 def sound(*records: Any, **other: Any) -> Window:
     """A window in which each record has its row and its receipt."""
     receipts = other.pop(
@@ -55,7 +63,7 @@ def sound(*records: Any, **other: Any) -> Window:
         paying=receipts,
         existing=frozenset(existing),
         parents=other.pop("parents", {r.id: r.parent for r in records}),
-        log=[wrote(r.created_at) for r in records] + list(other.pop("log", ())),
+        history=tells(*(wrote(r.created_at) for r in records), *other.pop("log", ())),
         **other,
     )
 
@@ -66,7 +74,7 @@ def changed(one: SettlementReceipt, **changes: Any) -> Window:
 
 
 def granted(one: Granted) -> Window:
-    return Window(grants=[one], log=[event("capability_granted", signature_b58=one.signed.signature)])
+    return Window(grants=[one], history=tells(event("capability_granted", signature_b58=one.signed.signature)))
 
 
 def row(**fields: Any) -> Window:
@@ -82,7 +90,7 @@ PROVOKED: dict[str, Window] = {
     "memory_empty_text": sound(record(1, " ")),
     "memory_id_nil": Window(
         records=[record(1).model_copy(update={"id": NIL})],
-        log=[event("memory_written", memory_id=NIL)],
+        history=tells(event("memory_written", memory_id=NIL)),
         paying=[PAID.model_copy(update={"memory_record_id": NIL})],
     ),
     "memory_created_at_zero": sound(record(0)),
@@ -93,7 +101,7 @@ PROVOKED: dict[str, Window] = {
         record(1, parent=name(2)), existing=[name(2)], parents={name(1): name(2), name(2): name(1)}
     ),
     "memory_without_audit": Window(records=[record(1)], paying=[PAID], existing=frozenset({name(1)})),
-    "audit_without_memory": Window(events=[wrote(1)], log=[wrote(1)]),
+    "audit_without_memory": Window(events=[wrote(1)], history=tells(wrote(1))),
     "intent_dispatched_duplicate": Window(events=[dispatched(1), dispatched(1)], existing=frozenset({name(1)})),
     "memory_without_receipt": sound(record(1), paying=[]),
     "memory_receipt_mismatch": sound(record(1, metadata={"receipt_id": "gone"})),
@@ -189,7 +197,7 @@ def test_what_is_sound_has_no_drift() -> None:
 )
 def test_what_log_says_was_deleted_or_never_kept_is_not_missed(told: AuditEvent) -> None:
     rows = [dispatched(1), told]
-    assert drift.found(Window(events=rows[:1], log=rows)) == []
+    assert drift.found(Window(events=rows[:1], history=tells(*rows))) == []
 
 
 @pytest.mark.parametrize(
@@ -206,7 +214,7 @@ def test_what_log_says_was_deleted_or_never_kept_is_not_missed(told: AuditEvent)
 )
 def test_what_deleted_nothing_excuses_nothing(told: AuditEvent) -> None:
     rows = [dispatched(1), told]
-    (one,) = drift.found(Window(events=rows[:1], log=rows))
+    (one,) = drift.found(Window(events=rows[:1], history=tells(*rows)))
     assert one.kind == "audit_without_memory"
 
 
@@ -214,9 +222,12 @@ def test_what_is_older_than_log_is_not_judged() -> None:
     unjudged = Window(records=[record(1)], paying=[PAID], existing=frozenset({name(1)}), grants=[grant()])
     assert len(drift.found(unjudged)) == 2
     for one in (
-        Window(records=unjudged.records, paying=[PAID], grants=[grant()], log_since_ms=NOW + 1),
+        Window(records=unjudged.records, paying=[PAID], grants=[grant()], history=tells(since_ms=NOW + 1)),
         Window(
-            records=unjudged.records, paying=[PAID], grants=[grant()], log=[event("audit_purged", before_ms=NOW + 1)]
+            records=unjudged.records,
+            paying=[PAID],
+            grants=[grant()],
+            history=tells(event("audit_purged", before_ms=NOW + 1)),
         ),
     ):
         assert drift.found(one) == []
