@@ -47,7 +47,7 @@ from covenant.wire import parts
 from covenant.wire.a2a import push_urls
 from policy import errors
 from policy.data import price_table
-from sandbox import core_dumps
+from sandbox import core_dumps, heap
 from sandbox.serve import systemd
 
 _LOG: Final = logging.getLogger("covenantd")
@@ -110,8 +110,10 @@ def _check_user(*, allow_root: bool) -> None:
 
 
 def _limits() -> None:
-    """Forbid core files, which would contain keys, and raise the limit of descriptors: each connection needs one."""
+    """Forbid core files, which would contain keys, raise the limit of descriptors, since each connection needs one, and
+    keep one heap for all threads: what one thread has freed is then used by the others, and not held for years."""
     core_dumps.forbid()
+    heap.share()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
