@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 
 @contextlib.contextmanager
@@ -20,3 +24,15 @@ def filled(place: Path) -> Iterator[None]:
         yield
     finally:
         filler.unlink()
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
+    """Have this process's writes to files of these names refused, until ``monkeypatch`` is undone."""
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(files):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr(os, "write", write)

@@ -268,6 +268,7 @@ class Year:
         for _ in range(3000):
             try:
                 self._intent(None, "z" * 2000)
+                self.machine.ask("put_memory", tier="working", text="z" * 2000)
             except errors.CovenantError as e:
                 return str(e)
         return "3000 intents, and none was refused"

@@ -25,7 +25,7 @@ from covenant.handlers.access.authorization import RequestFacts
 from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.memory.interface import Room
 from covenant.wire import requests, responses
-from covenant.wire.types import MemoryRecord, SignedCapability, Tier
+from covenant.wire.types import MemoryRecord, SettlementReceipt, SignedCapability, Tier
 from policy import errors
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
         errors.NoMemoryError: the caller has no record that is named as its parent.
         errors.TextIgnoredError: a rule of .covenantignore matches.
     """
+    # While the receipt of a record waits for room, no other record is stored.
+    await server.unfinished.write()
     now_ms = server.now_ms()
     record_id = str(uuid.uuid4())
     facts = RequestFacts(tier=asked.tier, record_id=record_id, created_at=now_ms, apply=True)
@@ -154,10 +156,37 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
     )
     check_size(record)
     await server.memory.put(record, room=room_of(caller))
-    receipt = await billing.settle_memory(server, caller, record.id, record.text)
-    await server.audit.append_all([written(record, "client"), billing.receipt_row(receipt, None)])
+    await _account(server, caller, record)
     server.feed.publish("memory", record)
     return responses.MemoryStored(record=record)
+
+
+async def _account(server: Server, caller: Caller, record: MemoryRecord) -> None:
+    """Write the receipt and the rows of a record that is stored.
+
+    Raises:
+        errors.StoreError, errors.LedgerError: they cannot be written now. They are kept until they can be, as the ends
+            of intents are, so that no record stays without them.
+    """
+    receipts: list[SettlementReceipt] = []
+
+    async def write() -> None:
+        if not receipts:
+            receipts.append(await billing.settle_memory(server, caller, record.id, record.text))
+        await server.audit.append_all([written(record, "client"), billing.receipt_row(receipts[0], None)])
+
+    try:
+        await write()
+    except (errors.StoreError, errors.LedgerError) as e:
+        server.unfinished.keep(record.id, write)
+        raise errors.restored(
+            {
+                "code": e.code,
+                "message": f"the receipt of record `{record.id}` cannot be written now: {e.message}",
+                "hint": "make room on the disk; the record is stored, and its receipt is written then: do not repeat",
+                "where": e.where,
+            }
+        ) from e
 
 
 def check_size(record: MemoryRecord, *, more: Any = None) -> None:

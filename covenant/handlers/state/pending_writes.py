@@ -1,10 +1,11 @@
-"""Ends of intents that ran but could not be written to disk: kept in memory until they can be.
+"""Ends of intents that ran, and receipts of stored records, that the disk did not take: kept until it does.
 
 An intent with a reservation has an end to write: its receipt, its rows, its answer and its settlement. If the disk is
 full, the log fails or the write is interrupted, none of that is stored although an agent ran. The reservation stays
 open meanwhile, so its usage is neither lost nor refunded. The end is written before the next intent is admitted, at
 intervals, and when the daemon ends. Until then no other intent runs, so that a full disk cannot cause unpaid runs, and
-the number of ends kept here is bounded by the concurrent runs. After a kill the reservation is still open:
+the number of ends kept here is bounded by the concurrent runs. The receipt of a record that a client stored is kept in
+the same way, under the record's id. After a kill the reservation is still open:
 ``covenant.handlers.intents.recovery`` handles it.
 """
 
@@ -25,7 +26,7 @@ _WRITING_SECONDS: Final = 60.0
 
 
 class PendingWrites:
-    """The unwritten ends of intents, by intent. One per daemon."""
+    """The unwritten ends, by the id of their intent or record. One per daemon."""
 
     def __init__(self) -> None:
         self._left: dict[str, Callable[[], Awaitable[Any]]] = {}
@@ -62,7 +63,7 @@ class PendingWrites:
                             raise
                         # More space would not help: this end must not block all others. The next start handles its
                         # reservation.
-                        _LOG.exception("what became of intent %s cannot be written", intent_id)
+                        _LOG.exception("the end of %s cannot be written", intent_id)
                     del self._left[intent_id]
                 if scope.cancelled_caught:
                     raise errors.StoreError("what became of an intent could not be written in time")
@@ -74,4 +75,4 @@ class PendingWrites:
             try:
                 await self.write()
             except errors.CovenantError as e:
-                _LOG.error("%d intents ran and are not written down: %s", len(self), e)
+                _LOG.error("%d ends of intents or records are not written down: %s", len(self), e)

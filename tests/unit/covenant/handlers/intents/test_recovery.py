@@ -6,8 +6,6 @@ leave it, and starts a daemon on the copy.
 
 from __future__ import annotations
 
-import errno
-import os
 import shutil
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -35,7 +33,7 @@ from covenant.wire import requests
 from covenant.wire.types import BudgetPauseCheckpoint
 from policy import errors
 from policy.audit_log.chain import ChainRow
-from tests import runtime_kit, server_kit
+from tests import full_disk, runtime_kit, server_kit
 from tests.intents_kit import ALICE
 from tests.runtime_kit import USED, Acts
 
@@ -235,18 +233,6 @@ async def test_log_not_looked_through_tells_of_no_intent_that_it_failed(home: Pa
         assert await _ends(server) == {}
 
 
-def _full(monkeypatch: pytest.MonkeyPatch, *files: str) -> None:
-    """Make the disk refuse further writes to these files."""
-    real = os.write
-
-    def write(fd: int, data: bytes) -> int:
-        if os.readlink(f"/proc/self/fd/{fd}").endswith(files):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, data)
-
-    monkeypatch.setattr(os, "write", write)
-
-
 @pytest.mark.parametrize("way", ["done", "failed"])
 @pytest.mark.parametrize("files", [("working.jsonl",), ("ledger.jsonl",), ("working.jsonl", "events.jsonl")])
 async def test_what_run_used_is_neither_given_back_nor_lost_where_disk_is_full(
@@ -262,7 +248,7 @@ async def test_what_run_used_is_neither_given_back_nor_lost_where_disk_is_full(
         agent, whole = billing.budget_of("a"), acts.act
 
         async def fills(card: Card, intent_: Intent) -> RunResult:
-            _full(monkeypatch, *files)
+            full_disk.refuse(monkeypatch, *files)
             return await whole(card, intent_)
 
         acts.act = fills
@@ -302,7 +288,7 @@ async def test_record_whose_receipt_found_no_room_gets_it_before_the_intent_ends
 
         async def fills(*given: Any, **more: Any) -> None:
             await put(*given, **more)
-            _full(monkeypatch, "working.jsonl")
+            full_disk.refuse(monkeypatch, "working.jsonl")
 
         monkeypatch.setattr(server.memory, "put", fills)
         with pytest.raises(errors.StoreFullError, match="cannot be written now"):
@@ -330,7 +316,7 @@ async def test_what_no_disk_took_until_daemon_was_killed_is_taken_as_it_was_rese
     copy, agent = tmp_path / "copy", billing.budget_of("a")
     async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
         await _ready(opened.server, acts)
-        _full(monkeypatch, "working.jsonl")
+        full_disk.refuse(monkeypatch, "working.jsonl")
         with pytest.raises(errors.StoreFullError):
             await submit.submit_intent(opened.server, ALICE, requests.SubmitIntent(text="words", agent="a"))
         shutil.copytree(home, copy)

@@ -1,0 +1,65 @@
+"""A record whose receipt or rows found no room gets them once there is room."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import daemon_stores
+from covenant.handlers.audit import consistency
+from covenant.handlers.memory import records
+from covenant.settings import Settings
+from covenant.stores.audit.interface import AuditEntry
+from covenant.wire import requests
+from covenant.wire.types import Tier
+from policy import errors
+from tests import full_disk, server_kit
+from tests.intents_kit import granted
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    place = tmp_path / "home"
+    place.mkdir(mode=0o700)
+    return place
+
+
+async def _refused(entries: Sequence[AuditEntry]) -> list[str]:
+    raise errors.StoreFullError("no room for rows")
+
+
+@pytest.mark.parametrize("refuses", ["receipt", "rows"])
+async def test_stored_record_gets_its_receipt_and_rows_once_there_is_room(
+    home: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        operator = server_kit.caller(server.identity.agent, operator=True)
+        await granted(server, operator, "memory.write")
+        put = server.memory.put
+
+        async def fills(*given: Any, **more: Any) -> None:
+            await put(*given, **more)
+            if refuses == "receipt":
+                full_disk.refuse(monkeypatch, "working.jsonl")
+            else:
+                monkeypatch.setattr(server.audit, "append_all", _refused)
+
+        monkeypatch.setattr(server.memory, "put", fills)
+        asked = requests.PutMemory(tier=Tier.WORKING, text="words")
+        with pytest.raises(errors.StoreFullError, match="receipt of record") as refused:
+            await records.put_memory(server, operator, asked)
+        assert "do not repeat" in (refused.value.hint or "")
+        # No second record is stored while the first waits for its receipt.
+        with pytest.raises(errors.StoreFullError):
+            await records.put_memory(server, operator, asked)
+        monkeypatch.undo()
+        await server.unfinished.write()
+        (stored,) = await server.memory.recent(None, 9)
+        assert [one.memory_record_id for one in await server.receipts.recent(9)] == [stored.id]
+        assert (await consistency.verify(server, operator, requests.Verify(window=9))).drift == ()
