@@ -127,8 +127,7 @@ def advance(
     ``spare`` doors sign only if a signature is missing without them: a key that the version itself adds.
     ``before_signing`` gets the version and a description of its changes, and may raise.
 
-    (1) it can follow the present version, and no other proposal is pending, unless ``discard`` is set;
-    (2) each door's key is one that the version needs: no signature is useless;
+    (1), (2) ``prepared``;
     (3) signatures that count are added to the existing ones;
     (4) if complete: first the log, then the state if it is ours, then the working copy;
     (5) else it is stored as pending, atomically.
@@ -139,28 +138,10 @@ def advance(
         errors.KeyFileError, errors.AgentError: a key did not sign.
     """
     with _directory(home) as directory, atomic_file.locked(directory, where=str(home), error=errors.TrustError):
-        moment = now_ms if held.state is None else max(now_ms, held.state.greatest_time_ms())
-        # (1) it can follow
-        check_holds_still(held, home)
-        held.root.check_follows(wanted.document)
-        kept = None if discard else pending(home)
-        if kept is not None and kept.document.version == wanted.document.version:
-            if kept.payload_digest != wanted.payload_digest:
-                raise errors.TrustError(
-                    f"another version {kept.document.version} is waiting for signatures",
-                    hint="complete it with covenant trust import, or give --discard-pending",
-                    where=str(home / DIRECTORY / PENDING),
-                )
-            wanted = wanted.merged(kept, held.root, moment)
-        wanted = wanted.merged(wanted, held.root, moment)
-        # (2) each key is needed
+        moment = _moment(held, now_ms)
+        # (1), (2)
+        wanted = prepared(held, home, wanted, doors, now_ms=now_ms, spare=spare, discard=discard)
         usable = wanted.signers(held.root, moment)
-        for door in doors:
-            if door.key.keyid not in usable:
-                raise errors.TrustError(
-                    f"the key `{door.name}` does not sign trust roots, in version {held.root.version} or in the next",
-                    hint="covenant trust show lists the keys that do",
-                )
         # (3) signatures
         changes = change.describe(held.root.document, wanted.document, when)
         if doors:
@@ -170,8 +151,6 @@ def advance(
         for door in spare:
             if door.key.keyid in usable and not wanted.complete(held.root, moment):
                 wanted = wanted.signed_by(door.signature(wanted.envelope))
-        if not wanted.envelope.signatures:
-            raise errors.TrustError("nobody who may sign this version has signed it", hint="give --sign-with NAME")
         sides = wanted.sides(held.root, moment)
         if wanted.complete(held.root, moment):
             # (4) the log, the state, the working copy
@@ -190,6 +169,58 @@ def advance(
         # (5) kept
         atomic_file.replace(directory, PENDING, wanted.encode())
         return Outcome(False, False, wanted, sides, changes, str(home / DIRECTORY / PENDING))
+
+
+def prepared(
+    held: Held,
+    home: Path,
+    wanted: Proposal,
+    doors: Sequence[Signer],
+    *,
+    now_ms: int,
+    spare: Sequence[Signer] = (),
+    discard: bool = False,
+) -> Proposal:
+    """Return version N + 1 with the signatures that count, after the checks of ``advance`` that need no signature.
+
+    A verb calls it before it asks the operator, so that no question is asked about a version that is refused.
+
+    (1) it can follow the present version, and no other proposal is pending, unless ``discard`` is set;
+    (2) each door's key is one that the version needs: no signature is useless, and there is one.
+
+    Raises:
+        errors.TrustError: (1) or (2).
+    """
+    # (1) it can follow
+    moment = _moment(held, now_ms)
+    check_holds_still(held, home)
+    held.root.check_follows(wanted.document)
+    kept = None if discard else pending(home)
+    if kept is not None and kept.document.version == wanted.document.version:
+        if kept.payload_digest != wanted.payload_digest:
+            raise errors.TrustError(
+                f"another version {kept.document.version} is waiting for signatures",
+                hint="complete it with covenant trust import, or give --discard-pending",
+                where=str(home / DIRECTORY / PENDING),
+            )
+        wanted = wanted.merged(kept, held.root, moment)
+    wanted = wanted.merged(wanted, held.root, moment)
+    # (2) each key is needed
+    usable = wanted.signers(held.root, moment)
+    for door in doors:
+        if door.key.keyid not in usable:
+            raise errors.TrustError(
+                f"the key `{door.name}` does not sign trust roots, in version {held.root.version} or in the next",
+                hint="covenant trust show lists the keys that do",
+            )
+    if not wanted.envelope.signatures and not doors and not any(door.key.keyid in usable for door in spare):
+        raise errors.TrustError("nobody who may sign this version has signed it", hint="give --sign-with NAME")
+    return wanted
+
+
+def _moment(held: Held, now_ms: int) -> int:
+    """Return the time that counts: never before the latest that the state knows."""
+    return now_ms if held.state is None else max(now_ms, held.state.greatest_time_ms())
 
 
 def pending(home: Path) -> Proposal | None:

@@ -250,13 +250,15 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
         if _is_there(held.root, wanted):
             _say_there(held.root, as_json=as_json)
             return
+        doors = by.doors()
+        trust_root.prepared(held, home, wanted, doors, now_ms=now_ms, discard=by.discard)
         places = [home / "agents", *map(Path, by.packages)]
         trust_update_steps.ask_unsigned(held, wanted, places, (), yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(
             held,
             home,
             wanted,
-            by.doors(),
+            doors,
             now_ms=now_ms,
             when=times.utc,
             discard=by.discard,

@@ -154,14 +154,16 @@ def step(
         )
     home, now_ms = common.home(), times.now_ms()
     with changing(home) as held:
-        wanted = build(held, home, now_ms)
+        wanted, doors, spares = build(held, home, now_ms), by.doors(), spare()
+        # A version that is refused is refused before the questions.
+        trust_root.prepared(held, home, wanted, doors, now_ms=now_ms, spare=spares, discard=by.discard)
         places = [home / "agents", *map(Path, by.packages)]
         if serials is not None:
             ask_unknown(held, *serials, places, yes=by.yes, as_json=as_json)
         # A revocation is meant to leave packages unsigned, and is not held up by all that ran.
         ask_unsigned(held, wanted, places, () if ends else known_runs(held), yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(
-            held, home, wanted, by.doors(), now_ms=now_ms, when=times.utc, spare=spare(), discard=by.discard
+            held, home, wanted, doors, now_ms=now_ms, when=times.utc, spare=spares, discard=by.discard
         )
     report(outcome, as_json=as_json)
     if ends and outcome.decides and not as_json and not outcome.enforced.ended:
