@@ -133,12 +133,12 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
         errors.NoMemoryError: the caller has no record that is named as its parent.
         errors.TextIgnoredError: a rule of .covenantignore matches.
     """
-    # While the receipt of a record waits for room, no other record is stored.
-    await server.unfinished.write()
     now_ms = server.now_ms()
     record_id = str(uuid.uuid4())
     facts = RequestFacts(tier=asked.tier, record_id=record_id, created_at=now_ms, apply=True)
     await authorization.require(server, caller, "memory.write", agent_id="memory:write", facts=facts)
+    # While the receipt of a record waits for room, no other record is stored.
+    await server.unfinished.write()
     if not asked.text.strip() or len(asked.text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
         raise errors.MemoryInvalidError(f"text is empty, or longer than {MAX_TEXT_BYTES} bytes")
     await _refuse_ignored(server, caller, record_id, asked)
