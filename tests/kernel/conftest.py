@@ -13,16 +13,12 @@ from sandbox.host import erofs_roots, facts
 from tests.kernel import fake_provider, internet
 from tests.kernel.fake_provider import Provider
 from tests.kernel.internet import Internet, NetworkedWorld
-from tests.kernel.world import World
+from tests.kernel.world import World, worlds_ended
 
 
 def leftovers(world: World) -> list[str]:
     """Return what the runs of this world left on the machine: cgroups, processes, mounts, run directories."""
-    found = []
-    runs_of_it = {row["kind"].get("run_id") for row in world.rows()} - {None}
-    # Other cgroups appear and vanish during the walk, which os.walk tolerates and a glob does not.
-    for place, names, _ in os.walk("/sys/fs/cgroup"):
-        found += [f"{place}/{name}" for name in names if any(name.startswith(run_id) for run_id in runs_of_it)]
+    found = [str(path) for path in world.cgroups()]
     mine = os.fsencode(world.state)
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -53,12 +49,20 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made.state
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No world of a file leaves a cgroup; the path of one that does names its test."""
+    with worlds_ended(tmp_path_factory.getbasetemp()):
+        yield
+
+
 @pytest.fixture
 def world(tmp_path: Path, warm: Path) -> Iterator[World]:
     """A world whose runs must leave nothing."""
-    made = World(tmp_path, warm=warm)
-    yield made
-    assert leftovers(made) == []
+    with worlds_ended(tmp_path):
+        made = World(tmp_path, warm=warm)
+        yield made
+        assert leftovers(made) == []
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +75,8 @@ def net() -> Iterator[Internet]:
 @pytest.fixture
 def networked(tmp_path: Path, warm: Path, net: Internet) -> Iterator[NetworkedWorld]:
     """A world whose runs reach that internet, and leave nothing there."""
-    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    yield world
+    with worlds_ended(tmp_path):
+        yield internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
     assert net.leftovers() == []
 
 

@@ -20,7 +20,7 @@ from sandbox import unix_wire
 from sandbox.run_result import RunResult
 from sandbox.serve import filter_reader, worker_pool
 from sandbox.serve.api import client
-from tests.kernel.world import ROOT, SLOWNESS, World
+from tests.kernel.world import ROOT, SLOWNESS, World, worlds_ended
 
 # A user of this machine's that no file belongs to, and who may ask.
 CALLER, STRANGER = 64_123, 64_124
@@ -159,8 +159,8 @@ class Served:
 
 @contextlib.contextmanager
 def open_place() -> Iterator[Path]:
-    """A directory that every user may walk into, which those of pytest are not."""
-    with tempfile.TemporaryDirectory(prefix="covenant-test-") as made:
+    """A directory that every user may walk into, which those of pytest are not, for worlds that leave no cgroup."""
+    with tempfile.TemporaryDirectory(prefix="covenant-test-") as made, worlds_ended(Path(made)):
         Path(made).chmod(0o755)
         yield Path(made)
 

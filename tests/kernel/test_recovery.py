@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
+from sandbox.kernel.cgroup import cgroup
 from tests.kernel.conftest import leftovers
-from tests.kernel.world import HEAD, TAIL, World
+from tests.kernel.world import HEAD, TAIL, World, worlds_ended
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,3 +52,20 @@ def test_two_runs_at_once_do_not_take_each_others_directories(world: World) -> N
         assert process.returncode == 0, (out, err)
     ended = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
     assert [row["status"] for row in ended] == ["ok"] * 3
+
+
+def test_world_that_leaves_cgroup_fails_and_removes_it(tmp_path: Path) -> None:
+    world, run_id = World(tmp_path), str(uuid.uuid4())
+    (world.state / "runs" / run_id).mkdir(parents=True)
+    process = subprocess.Popen(["/bin/sleep", "600"])
+    with pytest.raises(AssertionError, match="start a supervisor"), worlds_ended(tmp_path, wait_seconds=0):
+        _leave_cgroup(run_id, process.pid)
+    assert world.cgroups() == []
+    assert process.wait(60) == -signal.SIGKILL
+
+
+def _leave_cgroup(run_id: str, pid: int) -> None:
+    """Make the leaf of a run as its shim does, and do not leave the block, as a killed shim."""
+    leaf = cgroup.Leaf(cgroup.Hierarchies.read(), run_id)
+    leaf.__enter__()
+    (next(iter(leaf.paths.values())) / "cgroup.procs").write_text(str(pid))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,17 @@ HEAD = "import json, os, sys\nintent = json.loads(sys.stdin.readline())\n"
 TAIL = "\nprint(json.dumps({'text': json.dumps(answer)}))\n"
 
 
+CGROUPS = Path("/sys/fs/cgroup")
+# The worlds of this process whose end was not looked at (worlds_ended).
+_MADE: list[World] = []
+
+
 class World:
     """``run`` gives the supervisor's answer; ``ask`` runs python code and gives what it put into ``answer``."""
 
     def __init__(self, base: Path, *, warm: Path | None = None) -> None:
         """``warm`` is the state of a world whose root directories are taken over as hard links, for speed alone."""
+        _MADE.append(self)
         self.base = base
         self.home = base / "home"
         self.state = self.home / "supervisor"
@@ -157,6 +165,61 @@ class World:
         log = self.state / "audit" / "events.jsonl"
         whole = log.read_text().rpartition("\n")[0] if log.exists() else ""
         return [json.loads(line) for line in whole.splitlines()]
+
+    def cgroups(self) -> list[Path]:
+        """Return the cgroups of this world's runs, outer ones first. A run without a row has a run directory."""
+        runs = self.state / "runs"
+        ids = {row["kind"].get("run_id") for row in self.rows()} - {None}
+        ids |= {path.name for path in runs.iterdir() if path.is_dir()} if runs.exists() else set()
+        found: list[Path] = []
+        # Other cgroups appear and vanish during the walk, which os.walk tolerates and a glob does not.
+        for place, names, _ in os.walk(CGROUPS) if ids else ():
+            found += [Path(place, name) for name in names if any(name.startswith(run_id) for run_id in ids)]
+        return found
+
+
+@contextlib.contextmanager
+def worlds_ended(below: Path, *, wait_seconds: float = 30 * SLOWNESS) -> Iterator[None]:
+    """When the block ends, no run of a world below this directory may have a cgroup. Those that are left are removed.
+
+    A run that is about to end has ``wait_seconds``.
+
+    Raises:
+        AssertionError: Raised after the removal.
+    """
+    try:
+        yield
+    except BaseException:
+        _remove_cgroups(below, 0)
+        raise
+    left = _remove_cgroups(below, wait_seconds)
+    assert left == [], f"start a supervisor after the last one was killed: {left}"
+
+
+def _remove_cgroups(below: Path, wait_seconds: float) -> list[Path]:
+    """Wait for the runs that are about to end, and remove the cgroups of the others. Return these."""
+    ended = [world for world in _MADE if world.base.is_relative_to(below)]
+    _MADE[:] = [world for world in _MADE if world not in ended]
+    until = time.monotonic() + wait_seconds
+    while (left := [path for world in ended for path in world.cgroups()]) and time.monotonic() < until:
+        time.sleep(0.1)
+    for path in reversed(left):
+        _remove_cgroup(path)
+    return left
+
+
+def _remove_cgroup(path: Path) -> None:
+    until = time.monotonic() + 30 * SLOWNESS
+    while path.exists():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for pid in (path / "cgroup.procs").read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+            if (path / "freezer.state").exists():
+                (path / "freezer.state").write_text("THAWED")
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        assert time.monotonic() < until, f"{path} is busy"
+        time.sleep(0.01)
 
 
 def refused(kind: type[errors.CovenantError], error: errors.CovenantError | None) -> str:
