@@ -58,8 +58,8 @@ class Supervisor:
 
     ``never_granted`` are host paths that no manifest may name besides those of the data file: COVENANT_HOME.
     ``keeps_standby`` says that a pool makes instances ahead, which then are used (sandbox.serve.standby_pool).
-    ``isolated`` says that this process is in a network of its own. ``below`` are descriptors that end every run started
-    from here, children that outlive their parent included (run_io.ContainerIO.watches).
+    ``isolated`` says that no agent may have the host's network here. ``below`` are descriptors that end every run
+    started from here, children that outlive their parent included (run_io.ContainerIO.watches).
 
     Raises:
         errors.PrivilegeError: Raised when the process is not root.

@@ -141,7 +141,7 @@ class RunDependencies(Struct, frozen=True):
     - ``watches`` are descriptors that may end the run, such as of a client that disconnects
       (run_io.ContainerIO.watches).
     - ``below`` are watches that end its children as well; the children's shims keep their descriptors.
-    - ``isolated`` says that this process's network namespace is not the host's.
+    - ``isolated`` says that no agent may have the host's network: the operator named no uplink.
     - ``after`` is closed once the answer was given (spec.SandboxSpec).
     """
 

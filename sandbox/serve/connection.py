@@ -78,12 +78,14 @@ def recover(supervisor: Supervisor, host_network: int) -> None:
 
 
 def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
-    """Return to the host's network, where agents have an uplink there or a server has their secrets; else nothing of it
-    is needed."""
+    """Return to the host's network if the operator named an uplink, a proxy or a server with the secrets.
+
+    With a proxy alone the run's connectors need it, and trusted-local agents still get no network.
+    """
     if host_network >= 0:
         config = supervisor.config
         supervisor.isolated = not config.uplink and config.vault.backend != "openbao"
-        if not supervisor.isolated:
+        if not supervisor.isolated or config.proxy.url:
             libc.setns(host_network, libc.CLONE_NEWNET)
         os.close(host_network)
 
