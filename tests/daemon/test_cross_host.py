@@ -93,6 +93,22 @@ async def test_envelope_is_taken_once_and_forgeries_never(tmp_path: Path) -> Non
         assert (await daemon.ask("try_recv_a2_a_task"))["task"] is None
 
 
+async def test_new_known_host_counts_after_restart(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    async with daemon_kit.running(home, http_port=0) as daemon:
+        # The file is written under the live daemon, and holds from its next start on.
+        known = home / "known-hosts.toml"
+        known.write_text(f'name = "host2"\n[[host]]\nname = "host1"\npubkey = "{STRANGER.agent.pubkey}"\n')
+        known.chmod(0o600)
+        me, now_ms = daemon.server.identity, daemon.server.now_ms()
+        await daemon.grant(f"a2a.recv.{STRANGER.agent.pubkey}")
+        task = sealed(STRANGER, me, name="t1", at_ms=now_ms)
+        assert (await post(daemon, task.to_bytes()))[0] == 503
+    async with daemon_kit.running(home, http_port=0) as daemon:
+        assert await post(daemon, task.to_bytes()) == (202, {"kind": "accepted"})
+
+
 async def test_task_is_delivered_to_known_host(tmp_path: Path) -> None:
     home = tmp_path / "one"
     home.mkdir(mode=0o700)

@@ -24,7 +24,7 @@ class ConnectProxy:
 
     def __init__(self, credentials: str, context: ssl.SSLContext | None = None) -> None:
         self._context = context
-        self._wanted = "Basic " + base64.b64encode(credentials.encode()).decode()
+        self.accept(credentials)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self.listener.getsockname()[1]
         self.asked: list[tuple[str, int]] = []
@@ -33,6 +33,10 @@ class ConnectProxy:
         self.names: dict[str, str] = {}
         self.last = 0.0
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def accept(self, credentials: str) -> None:
+        """Take clients with these credentials alone."""
+        self._wanted = "Basic " + base64.b64encode(credentials.encode()).decode()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

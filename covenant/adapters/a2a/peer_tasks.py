@@ -39,7 +39,9 @@ class PeerTasks:
         if hosts is None:
             # The body is not read: there is no key that could verify another host's envelope.
             raise errors.HttpRefusedError(
-                "tasks of other hosts are not taken by this daemon", hint="docs/a2a.md: known-hosts.toml", status=503
+                "tasks of other hosts are not taken by this daemon",
+                hint="write known-hosts.toml (docs/a2a.md), and restart covenantd",
+                status=503,
             )
         if request.content_length is None or request.content_length > envelopes.BODY_BYTES:
             raise errors.HttpRefusedError("an envelope has a length, and 64 KiB at most", status=413)
