@@ -18,6 +18,7 @@ import pytest
 from covenant.handlers import billing
 from covenant.runtime.runner import Usage
 from covenant.runtime.supervisor_report import Family, SupervisorReport
+from covenant.stores.audit import files as audit_files
 from policy import errors
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import events, verify
@@ -324,6 +325,32 @@ async def test_daemons_log_has_supervisor_s_rows_byte_for_byte(served: Served) -
     events_, chain = ((home / "audit" / name).read_bytes() for name in ("events.jsonl", "events.chain.jsonl"))
     key = audit_log_chain.read_public_key((home / "audit-head" / "ledger.pub").read_bytes())
     assert verify.verify(events_, chain, (home / "audit-head" / "head.json").read_bytes(), key).valid
+
+
+async def test_copied_row_is_on_disk_once(served: Served) -> None:
+    _top(served.world, "hands", "answer = child('works')")
+    home = _home(served, "hands", "works")
+    async with daemon_kit.running(home, socket=served.path) as daemon:
+        await daemon.grant("memory.write")
+        with anyio.fail_after(120 * SLOWNESS):
+            first = await daemon.ask("submit_intent", text="x", agent="hands", idempotency_key="one")
+            again = await daemon.ask("submit_intent", text="x", agent="hands", idempotency_key="one")
+        assert again["intent_id"] == first["intent_id"]
+    # A start reads the log again, and completes its files.
+    async with daemon_kit.running(home, socket=served.path) as daemon:
+        copied = await _kinds(daemon, "supervisor_row")
+        await daemon.ask("recent_audit", limit=500)
+    assert len({row["run_id"] for row in copied}) == 2
+    files = {path.relative_to(home): path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    # The write-ahead file has the newest rows too, and its size is fixed.
+    assert len(files.pop(Path("audit-head/pending"))) == audit_files.PENDING_BYTES
+    log = Path("audit/events.jsonl")
+    for row in copied:
+        line = json.dumps(row["line"], ensure_ascii=False).encode()
+        assert files[log].count(line) == 1
+        # Its id is in the line, and beside it.
+        found = {path: count for path, data in files.items() if (count := data.count(row["event_id"].encode()))}
+        assert found == {log: 2}
 
 
 async def test_of_run_whose_keeper_was_killed_daemon_says_that_its_rows_are_missing(served: Served) -> None:
