@@ -33,6 +33,25 @@ def duration_ms(text: str, *, option: str) -> int:
     return value
 
 
+def since_ms(text: str, *, option: str) -> int:
+    """Unix milliseconds of a moment: a duration before now, or an ISO 8601 time. A time without a zone is UTC.
+
+    Raises:
+        errors.UsageError: another form or size.
+    """
+    if _FORM.fullmatch(text):
+        return now_ms() - duration_ms(text, option=option)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as e:
+        from policy.manifest.text import quote
+
+        raise errors.UsageError(
+            f"{option} {quote(text)} is no time", hint="90d, 12h, 30m or 45s, or 2026-11-29T18:55:26Z"
+        ) from e
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 def age(ms: float) -> str:
     """Return a length of time in its largest whole unit: ``3d``, ``5h``, ``0s``."""
     for unit, size in reversed(_UNITS_MS.items()):

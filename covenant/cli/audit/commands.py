@@ -54,7 +54,7 @@ def audit() -> None:
 @audit.command(epilog=client.examples("covenant audit recent -n 20", "covenant audit recent --stream --json"))
 @click.option("-n", "--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="Records.")
 @click.option("--since-ms", type=click.IntRange(0), help="From this Unix time on, in milliseconds.")
-@click.option("--since", metavar="TIME", help="Not older than this: 1h, 30m, 2d.")
+@click.option("--since", metavar="TIME", help="Not older than this: 1h, 30m, 2d, or an ISO time.")
 @click.option("--run", metavar="ID", help="Of this run; the beginning of its id is enough.")
 @click.option("--intent", metavar="ID", help="Of this intent; the beginning of its id is enough.")
 @click.option("--agent", metavar="ID", help="Of this agent.")
@@ -74,7 +74,7 @@ def recent(
 ) -> None:
     """Show the last records, oldest first. A record that is in both logs is shown once."""
     if since is not None:
-        since_ms = max(since_ms or 0, times.now_ms() - times.duration_ms(since, option="--since"))
+        since_ms = max(since_ms or 0, times.since_ms(since, option="--since"))
     wanted = show.Filter(run=run, agent=agent, intent=intent, kinds=kinds)
     if stream and wanted != show.Filter():
         raise errors.UsageError("--stream takes no filter but --since", hint="leave --stream out")
@@ -86,6 +86,8 @@ def recent(
     rows = show.once((row for log in logs for row in _last(log, every)), _copied)
     rows = [row for row in rows if _admitted(row, wanted) and (since_ms is None or show.moment(row) >= since_ms)]
     rows = rows[-limit:]
+    if not rows:
+        _check_kinds(kinds)
     if as_json:
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
         common.emit({"kind": "audit_recent", "limit": limit, "since_ms": since_ms, "events": rows, "logs": listed})
@@ -94,6 +96,8 @@ def recent(
         common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)
     for row in rows:
         common.say(_line(row))
+    if not rows:
+        common.say("no row matches", err=True)
 
 
 @audit.command("show", epilog=client.examples("covenant audit show 6f1f64c0", "covenant audit show 6f1f64c0 --json"))
@@ -164,6 +168,24 @@ def started_policies() -> dict[str, str]:
         starts = [kind for kind in kinds if kind["type"] == "run_started" and kind["policy_digest"]]
         return {kind["run_id"]: kind["policy_digest"] for kind in starts}
     raise errors.LedgerError("the supervisor has no log here", hint="set COVENANT_HOME or COVENANT_STATE")
+
+
+def _check_kinds(kinds: Iterable[str]) -> None:
+    """Refuse a kind that no row has and that no version writes: a typing error would look like a quiet night.
+
+    Raises:
+        errors.UsageError: there is no such kind.
+    """
+    from difflib import get_close_matches
+
+    from policy.audit_log import events
+
+    for kind in kinds:
+        if kind not in events.KINDS:
+            near = get_close_matches(kind, events.KINDS, n=1)
+            meant = f"did you mean `{near[0]}`? or: " if near else ""
+            hint = f"{meant}covenant audit recent shows kinds"
+            raise errors.UsageError(f"--kind `{common.visible(kind[:40])}` is no kind of a row", hint=hint)
 
 
 def _print_report(log: read_logs.LogBytes, report: dict[str, Any]) -> None:

@@ -14,6 +14,8 @@ Row = dict[str, Any]
 _ID = re.compile(r"[0-9a-f-]{4,36}")
 # The fields by which a row belongs to a run or an intent, and by which a run names the one that started it.
 _RUN, _INTENT, _PARENT = "run_id", "intent_id", "parent"
+# Rows that the daemon writes too, from what the supervisor answered, and the fields that show that they are the same.
+_IN_BOTH = {"denied": (_RUN, "denial"), "intent_dispatched": (_RUN, "status", "result_hash_hex")}
 
 
 @dataclass
@@ -26,9 +28,10 @@ class Node:
 
 
 def once(rows: Iterable[Row], copied: Callable[[Row], Row | None], *, unwrap: bool = False) -> list[Row]:
-    """Return the rows in time order, without copies of rows that are there themselves.
+    """Return the rows in time order, each once.
 
-    A copy whose row is not there stays; with ``unwrap`` the row that it holds stands for it.
+    A copy is left out if its row is there; otherwise it stays, with ``unwrap`` as the row that it holds. The daemon's
+    own row of a denial or a result is left out if the supervisor's is there.
     """
     found: list[Row] = []
     copies: list[tuple[Row, Row]] = []
@@ -40,11 +43,26 @@ def once(rows: Iterable[Row], copied: Callable[[Row], Row | None], *, unwrap: bo
         else:
             copies.append((row, {**original, "origin": "supervisor"}))
     there = {row.get("id") for row in found if isinstance(row.get("id"), str)}
+    told = {_in_both(row) for row in (*found, *(original for _, original in copies)) if _is_supervisors(row)}
+    found = [row for row in found if _is_supervisors(row) or (key := _in_both(row)) is None or key not in told]
     for row, original in copies:
         if original.get("id") not in there:
             there.add(original.get("id"))
             found.append(original if unwrap else row)
     return sorted(found, key=moment)
+
+
+def _is_supervisors(row: Row) -> bool:
+    return row.get("origin") == "supervisor"
+
+
+def _in_both(row: Row) -> tuple[str, ...] | None:
+    """Return what two rows share that say the same; None for a row of a kind that only one log has."""
+    fields = row.get("kind")
+    kind = fields.get("type") if isinstance(fields, dict) else None
+    if not isinstance(fields, dict) or not isinstance(kind, str) or kind not in _IN_BOTH or not fields.get(_RUN):
+        return None
+    return (kind, *(str(fields.get(name)) for name in _IN_BOTH[kind]))
 
 
 def moment(row: Row) -> int:
@@ -106,25 +124,77 @@ def _nodes(rows: Iterable[Row]) -> dict[str, Node]:
 
 
 def lines(root: str, nodes: Mapping[str, Node], line: Callable[[Row], str]) -> Iterator[str]:
-    """Yield the tree as text: the rows of a node, and each child below the first row that is later than its start."""
-    yield from _lines(root, nodes, line, "", set())
+    """Yield the tree as text: the rows of a node, and each child below the first row that is later than its start.
+
+    A node begins with its id and a summary. Its rows leave out ids that the lines above them have.
+    """
+    yield from _lines(root, nodes, line, "", {}, set())
 
 
 def _lines(
-    name: str, nodes: Mapping[str, Node], line: Callable[[Row], str], indent: str, seen: set[str]
+    name: str,
+    nodes: Mapping[str, Node],
+    line: Callable[[Row], str],
+    indent: str,
+    above: Mapping[str, Any],
+    seen: set[str],
 ) -> Iterator[str]:
     seen.add(name)
     node = nodes[name]
-    yield f"{indent}{name}"
+    about = summary(node)
+    yield f"{indent}{name}{f': {about}' if about else ''}"
+    started = _fields(node, "run_started")
+    said = {**above, _RUN: name, _PARENT: above.get(_RUN), "agent_id": started[-1].get("agent_id") if started else None}
+    # A child's run has an intent of its own.
+    said[_INTENT] = started[-1].get(_INTENT) if started else name
     waiting = sorted(
         (one for one in node.children if one in nodes and one not in seen), key=lambda one: _begin(nodes[one])
     )
     for row in node.rows:
         while waiting and _begin(nodes[waiting[0]]) <= moment(row):
-            yield from _lines(waiting.pop(0), nodes, line, f"{indent}  ", seen)
-        yield f"{indent}  {line(row)}"
+            yield from _lines(waiting.pop(0), nodes, line, f"{indent}  ", said, seen)
+        yield f"{indent}  {line(_without(row, said))}"
     for one in waiting:
-        yield from _lines(one, nodes, line, f"{indent}  ", seen)
+        yield from _lines(one, nodes, line, f"{indent}  ", said, seen)
+
+
+def _without(row: Row, said: Mapping[str, Any]) -> Row:
+    """Return a row without the fields that the lines above it have; the first row of a run keeps its intent."""
+    kind = row["kind"]
+    keeps = (_INTENT,) if kind.get("type") == "run_started" else ()
+    return {**row, "kind": {k: v for k, v in kind.items() if k in keeps or k not in said or said[k] != v}}
+
+
+def summary(node: Node) -> str:
+    """Return what became of a node in a few words: agent, result, time, cost, number of denials."""
+    started, ended = _fields(node, "run_started"), _fields(node, "run_ended")
+    charged = sum(_number(one, "credits") for one in _fields(node, "run_usage" if started else "receipt_written"))
+    parts = [f"{charged} credits"] if charged else []
+    if not started:
+        return ", ".join(parts)
+    if ended:
+        last = ended[-1]
+        result = " ".join(str(last[key]) for key in ("status", "code") if last.get(key))
+        parts = [
+            f"{result} after {_number(last, 'duration_ms') / 1000:.1f} s",
+            f"CPU {_number(last, 'cpu_ms')} ms",
+            f"memory {_number(last, 'memory_peak_bytes') >> 20} MiB",
+            *parts,
+        ]
+    else:
+        parts = ["no end in the logs", *parts]
+    if denials := sum(_number(one, "count") for one in _fields(node, "denied")):
+        parts.append(f"{denials} denied")
+    return f"{started[-1].get('agent_id')}, {', '.join(parts)}"
+
+
+def _fields(node: Node, kind: str) -> list[Row]:
+    return [row["kind"] for row in node.rows if row["kind"].get("type") == kind]
+
+
+def _number(fields: Row, name: str) -> int:
+    value = fields.get(name)
+    return value if isinstance(value, int) else 0
 
 
 def _begin(node: Node) -> int:

@@ -413,3 +413,38 @@ def test_old_head_beside_supervisors_log_hides_no_cut(covenant_home: Path) -> No
     for name, size in zip(("events.jsonl", "events.chain.jsonl"), sizes, strict=True):
         os.truncate(base / "audit" / name, size)
     assert not document("verify")["valid"]
+
+
+def refusal(*arguments: str) -> errors.UsageError:
+    """The error that a call is refused with."""
+    with pytest.raises(errors.UsageError) as caught:
+        CliRunner().invoke(cli, ["audit", *arguments], standalone_mode=False, catch_exceptions=False)
+    return caught.value
+
+
+def test_unknown_kind_is_refused_with_near_one(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 1)
+    with pytest.raises(errors.UsageError, match="`run_stat` is no kind") as caught:
+        CliRunner().invoke(
+            cli, ["audit", "recent", "--kind", "run_stat"], standalone_mode=False, catch_exceptions=False
+        )
+    assert caught.value.hint is not None
+    fix = caught.value.hint.split("`")[1]
+    assert len(document("recent", "--kind", fix)["events"]) == 1
+    quiet = call("recent", "--kind", "denied")
+    assert (quiet.exit_code, quiet.stdout) == (0, "")
+    assert "no row matches" in quiet.stderr
+
+
+def test_time_of_a_row_is_taken_by_since(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 3)
+    time = call("recent", "-n", "2").stdout.split()[0]
+    assert time == "2023-11-14T22:13:20.001Z"
+    assert len(document("recent", "--since", time)["events"]) == 2
+    assert len(document("recent", "--since", "2023-11-14 22:13:20")["events"]) == 3
+    with pytest.raises(errors.UsageError, match="`yesterday` is no time") as caught:
+        CliRunner().invoke(
+            cli, ["audit", "recent", "--since", "yesterday"], standalone_mode=False, catch_exceptions=False
+        )
+    assert caught.value.hint is not None
+    assert document("recent", "--since", caught.value.hint.split()[-1])["events"] == []

@@ -18,14 +18,14 @@ def _row(number: int, kind: str, **fields: Any) -> Row:
     return {"id": f"e{number}", "timestamp_ms": number, "origin": "supervisor", "kind": {"type": kind, **fields}}
 
 
+COST = {"duration_ms": 1234, "cpu_ms": 7, "memory_peak_bytes": 3 << 20}
 ROWS = [
     _row(1, "capability_check", intent_id=INTENT, agent_id="hello"),
     _row(2, "run_started", run_id=RUN, intent_id=INTENT, agent_id="hello", parent=None),
-    _row(3, "denied", run_id=RUN, agent_id="hello", target="example.org"),
+    _row(3, "denied", run_id=RUN, agent_id="hello", denial="d-1", target="example.org", count=4),
     _row(5, "run_started", run_id=CHILD, intent_id=OTHER, agent_id="helper", parent=RUN),
     _row(6, "reached", run_id=CHILD, agent_id="helper"),
-    _row(7, "run_ended", run_id=CHILD, agent_id="helper"),
-    _row(8, "run_ended", run_id=RUN, agent_id="hello"),
+    _row(8, "run_ended", run_id=RUN, agent_id="hello", status="ok", **COST),
     _row(9, "intent_dispatched", intent_id=INTENT, run_id=None, matched_agent="hello"),
     _row(10, "run_started", run_id="5" * 8 + "-0000-4000-8000-000000000000", intent_id="x", parent=None),
 ]
@@ -45,13 +45,12 @@ def test_tree_holds_children_between_rows_of_their_parent() -> None:
     assert [line.strip() for line in said] == [
         INTENT,
         "1 capability_check",
-        RUN,
+        f"{RUN}: hello, ok after 1.2 s, CPU 7 ms, memory 3 MiB, 4 denied",
         "2 run_started",
         "3 denied",
-        CHILD,
+        f"{CHILD}: helper, no end in the logs",
         "5 run_started",
         "6 reached",
-        "7 run_ended",
         "8 run_ended",
         "9 intent_dispatched",
     ]
@@ -71,10 +70,40 @@ def test_row_in_both_logs_is_there_once() -> None:
     rows = show.once(
         [*ROWS, _copy(11, ROWS[2]), _copy(12, _row(4, "denied", run_id=RUN, target="gone"))], _copied, unwrap=True
     )
-    assert [row["id"] for row in rows] == ["e1", "e2", "e3", "e4", "e5", "e6", "e7", "e8", "e9", "e10"]
+    assert [row["id"] for row in rows] == ["e1", "e2", "e3", "e4", "e5", "e6", "e8", "e9", "e10"]
     assert rows[3]["origin"] == "supervisor"
     kept = show.once([_copy(12, _row(4, "denied", run_id=RUN, target="gone"))], _copied)
     assert kept[0]["kind"]["type"] == "supervisor_row"
+
+
+def test_denial_and_result_of_both_logs_are_there_once() -> None:
+    result = {"run_id": RUN, "status": "ok", "result_hash_hex": "ab"}
+    mine = [_row(3, "denied", run_id=RUN, denial="d-1", count=4), _row(4, "intent_dispatched", **result)]
+    theirs = [row | {"id": f"d{row['id']}", "origin": "daemon"} for row in mine]
+    assert show.once([*mine, *theirs], _copied) == mine
+    # Also where the supervisor's rows are only there as copies.
+    assert show.once([*theirs, _copy(11, mine[0]), _copy(12, mine[1])], _copied, unwrap=True) == mine
+    # The controls: the daemon's rows alone stay, and so do another denial and another result.
+    assert show.once(theirs, _copied) == theirs
+    other = [
+        _row(5, "denied", run_id=RUN, denial="d-2") | {"origin": "daemon"},
+        _row(6, "intent_dispatched", **{**result, "status": "error"}) | {"origin": "daemon"},
+    ]
+    assert show.once([*mine, *other], _copied) == [*mine, *other]
+
+
+def test_rows_leave_out_what_their_node_says() -> None:
+    root, nodes = show.tree(ROWS, INTENT)
+    said = [line.strip() for line in show.lines(root, nodes, lambda row: " ".join(row["kind"]))]
+    assert said[1:5] == ["type agent_id", said[2], "type intent_id parent", "type denial target count"]
+    assert said[2].startswith(f"{RUN}: hello")
+    # --json has every row whole.
+    assert show.document(root, nodes)["events"][0]["kind"] == ROWS[0]["kind"]
+
+
+def test_credits_are_in_summary() -> None:
+    node = show.Node(INTENT, [_row(1, "receipt_written", intent_id=INTENT, credits=n) for n in (4, 2)])
+    assert show.summary(node) == "6 credits"
 
 
 @pytest.mark.parametrize(("named", "error"), [("zz", errors.UsageError), ("99999999", errors.NoRunError)])
@@ -95,7 +124,7 @@ def test_loop_of_parents_ends() -> None:
     [
         (Filter(run=RUN[:6]), ["e2", "e3", "e8"]),
         (Filter(intent=INTENT[:8]), ["e1", "e2", "e9"]),
-        (Filter(agent="helper"), ["e5", "e6", "e7"]),
+        (Filter(agent="helper"), ["e5", "e6"]),
         (Filter(kinds=("denied", "reached")), ["e3", "e6"]),
         (Filter(since_ms=8), ["e8", "e9", "e10"]),
         (Filter(run=RUN, kinds=("run_ended",)), ["e8"]),
