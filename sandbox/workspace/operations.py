@@ -237,9 +237,13 @@ class OpenWorkspace:
         if paths and not asked:
             raise errors.WorkspaceError("no change is at or below what was named", hint="covenant workspace diff RUN")
         if conflicts := [one for one in asked if one.conflict]:
+            hint = "covenant workspace diff shows both; apply other paths by name, or discard"
+            if any(one.path.startswith(f"{lower.REPOSITORY}/") for one in conflicts):
+                # Git writes the index also when it looks at files alone.
+                hint = f"covenant workspace branch {self.record.run_id} NAME, then git merge NAME; or: {hint}"
             raise errors.WorkspaceConflictError(
                 f"the host changed {len(conflicts)} of the paths: {', '.join(one.path for one in conflicts[:5])}",
-                hint="covenant workspace diff shows both; apply other paths by name, or discard",
+                hint=hint,
             )
         chosen = selection.chosen(found, paths, exact=exact)
         self._check_permit(chosen, permit)

@@ -221,6 +221,27 @@ def test_commit_after_apply_is_applied_too(home: Home, repository: Path) -> None
     discard(home)
 
 
+def test_fix_of_index_conflict_merges_changes(home: Home, repository: Path) -> None:
+    """`git status` on the host writes the index after times of files changed, also while the agent works."""
+    script = COMMIT + "echo two > b.txt; git add b.txt; git commit -qm second"
+    done = home.exec("--quiet", "--workspace", repository, "--keep-workspace", "--", "sh", "-ec", script)
+    assert done.returncode == 0, done.stderr
+    os.utime(repository / "a.txt", (1, 1))
+    assert git(repository, "status", "--porcelain") == ""
+    (one,) = listed(home)
+    refused = home.covenant("workspace", "apply", one["run_id"])
+    assert refused.returncode != 0
+    assert b"the host changed 1 of the paths: .git/index" in refused.stderr
+    fix = refused.stderr.decode().partition("fix: ")[2].splitlines()[0]
+    branch, _, merge = fix.partition(";")[0].replace("NAME", "agent/second").partition(", then ")
+    made = home.covenant(*branch.split()[1:])
+    assert made.returncode == 0, made.stderr
+    git(repository, *merge.split()[1:])
+    assert (repository / "b.txt").read_text() == "two\n"
+    assert git(repository, "status", "--porcelain") == ""
+    discard(home)
+
+
 def test_branch_of_another_worktree_stays(home: Home, repository: Path, worktree: Path) -> None:
     """The fix frees it. Control: a branch that no worktree has, and an index without hidden files."""
     first = git(repository, "rev-parse", "HEAD").strip()
