@@ -100,6 +100,18 @@ def test_page_loads_nothing_from_elsewhere(site: Path, page: Page, name: str) ->
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth") is True
 
 
+def test_names_in_tables_are_not_cut(site: Path, page: Page) -> None:
+    """A name has at most one line more than it has spaces and hyphens to break at, on each screen."""
+    script = """[...document.querySelectorAll('td code')].filter((one) =>
+        one.getClientRects().length > one.textContent.split(/[ -]+/).length).map((one) => one.textContent)"""
+    for size in ("desk", "phone"):
+        page.look(size, "light")
+        for name in ("agents", "errors", "manifest-keys"):
+            page.go(f"file://{site}/docs/{name}.html")
+            assert page.evaluate("document.querySelectorAll('td code').length") > 20
+            assert page.evaluate(script) == []
+
+
 def test_no_page_names_a_resource_elsewhere(site: Path) -> None:
     loads = re.compile(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//", re.IGNORECASE)
     pages = list(site.rglob("*.html"))
