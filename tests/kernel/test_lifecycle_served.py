@@ -9,12 +9,17 @@ import re
 import select
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from covenant.cli.main import cli
+from covenant.cli.run import manage
 from sandbox.kernel.cgroup import cgroup
 from sandbox.rundir import registry
 from tests.kernel import serving
@@ -102,6 +107,43 @@ def test_caller_sees_and_ends_what_it_asked_for_and_nothing_else(served: Served)
         assert f"stopped by uid{CALLER}@local: mine" in reasons
         assert [one.run_id for one in entries(world)] == [others]
     until(lambda: not entries(world))
+
+
+def test_verbs_take_package_of_a_run(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = served.world
+    package = world.sign(world.package({"main.py": COUNTS}, name="named", id="named", cpu_ms=250_000))
+    with asked(served.path, package):
+        until(lambda: len(entries(world)) == 1)
+        (run,) = (one.run_id for one in entries(world))
+        until(lambda: "1\n2\n3\n" in covenant("logs", str(package), served=served).stdout)
+        attested = covenant("attest", str(package), served=served)
+        assert attested.returncode == 0, attested.stderr
+        assert run in attested.stdout
+        # A run that has ended is no live run of the package: end it once `wait` has found it.
+        found = threading.Event()
+        look = manage.of_package
+
+        def looked(word: str, *, ended: bool = False) -> str:
+            try:
+                return look(word, ended=ended)
+            finally:
+                found.set()
+
+        monkeypatch.setattr(manage, "of_package", looked)
+        for name, value in serving.environment_of(served, 0).items():
+            monkeypatch.setenv(name, value)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(CliRunner().invoke, cli, ["wait", str(package), "--json"])
+            assert found.wait(60)
+            assert said(covenant("kill", run, "--json", served=served))["runs"] == [run]
+            answer = waiting.result(120)
+        assert (document := json.loads(answer.stdout))["code"] == "stopped", document
+        assert document["run_id"] == run
+    until(lambda: not entries(world))
+    # Its log is there after the end; a live run is not.
+    assert "1\n2\n3\n" in covenant("logs", str(package), served=served).stdout
+    for verb in ("wait", "attest"):
+        assert said(covenant(verb, str(package), "--json", served=served))["code"] == "no_such_run", verb
 
 
 TREE = """\
