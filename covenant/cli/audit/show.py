@@ -169,14 +169,14 @@ def summary(node: Node) -> str:
     """Return what became of a node in a few words: agent, result, time, cost, number of denials."""
     started, ended = _fields(node, "run_started"), _fields(node, "run_ended")
     charged = sum(_number(one, "credits") for one in _fields(node, "run_usage" if started else "receipt_written"))
-    parts = [f"{charged} credits"] if charged else []
+    parts = [f"{charged} credit{'s' if charged > 1 else ''}"] if charged else []
     if not started:
         return ", ".join(parts)
     if ended:
         last = ended[-1]
-        result = " ".join(str(last[key]) for key in ("status", "code") if last.get(key))
+        code = f" ({last['code']})" if last.get("code") else ""
         parts = [
-            f"{result} after {_number(last, 'duration_ms') / 1000:.1f} s",
+            f"{last.get('status')}{code} after {_number(last, 'duration_ms') / 1000:.1f} s",
             f"CPU {_number(last, 'cpu_ms')} ms",
             f"memory {_number(last, 'memory_peak_bytes') >> 20} MiB",
             *parts,

@@ -106,6 +106,12 @@ def test_credits_are_in_summary() -> None:
     assert show.summary(node) == "6 credits"
 
 
+def test_summary_names_why_a_run_failed() -> None:
+    ended = _row(2, "run_ended", run_id=RUN, status="failed", code="stopped", **COST)
+    node = show.Node(RUN, [_row(1, "run_started", run_id=RUN, agent_id="hello"), ended])
+    assert show.summary(node) == "hello, failed (stopped) after 1.2 s, CPU 7 ms, memory 3 MiB"
+
+
 @pytest.mark.parametrize(("named", "error"), [("zz", errors.UsageError), ("99999999", errors.NoRunError)])
 def test_unknown_id_is_refused(named: str, error: type[errors.CovenantError]) -> None:
     with pytest.raises(error):
