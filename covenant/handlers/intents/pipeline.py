@@ -358,7 +358,11 @@ class IntentPipeline:
             )
         if self._stage != "run" or card is None:
             return error
-        words = {"code": error.code, "hint": error.hint, "where": error.where}
+        took, hint = supervisor_events.took(error), error.hint
+        if not hint and took is not None and took.run_id and self.caller.operator:
+            # Others do not read the supervisor's rows.
+            hint = f"covenant audit show {took.run_id}"
+        words = {"code": error.code, "hint": hint, "where": error.where}
         return errors.restored({**words, "message": f"agent `{card.id}` failed: {error.message}"})
 
     async def _append(self, kind: str, **fields: Any) -> None:

@@ -13,6 +13,7 @@ import pytest
 from covenant.handlers import billing
 from covenant.handlers.caller import Caller
 from covenant.handlers.intents import recovery, submit
+from covenant.handlers.intents.pipeline import IntentPipeline
 from covenant.handlers.memory import records
 from covenant.handlers.server import Server
 from covenant.runtime.packages import Card
@@ -263,6 +264,20 @@ async def test_run_that_fails_is_settled_and_written_down(tmp_path: Path) -> Non
     assert (await rows(server, "intent_failed"))[0]["run_id"] == "run-1"
     assert await server.memory.recent(None, 10) == []
     assert not server.budget.unsettled()
+
+
+async def test_failed_run_names_its_rows_to_operator(tmp_path: Path) -> None:
+    async def fails(card: Card, asked: Intent) -> RunResult:
+        raise with_spent(errors.AgentFailedError("the agent exited with status 3"), Spent(USED, "run-1"))
+
+    runtime_kit.package(tmp_path, "a", budget=10)
+    server = await _made(tmp_path, acts=Acts(fails))
+    hints = []
+    for asks in (ALICE, server_kit.caller(runtime_kit.ALICE, operator=True)):
+        with pytest.raises(errors.AgentFailedError) as caught:
+            await IntentPipeline(server, asks, "x", agent="a").go()
+        hints.append(caught.value.hint)
+    assert hints == ["", "covenant audit show run-1"]
 
 
 async def test_run_that_never_began_gives_its_credit_back(tmp_path: Path) -> None:
