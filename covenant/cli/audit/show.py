@@ -166,7 +166,7 @@ def _without(row: Row, said: Mapping[str, Any]) -> Row:
 
 
 def summary(node: Node) -> str:
-    """Return what became of a node in a few words: agent, result, time, cost, number of denials."""
+    """Return what became of a node in a few words: agent, result, time, cost, models, number of denials."""
     started, ended = _fields(node, "run_started"), _fields(node, "run_ended")
     charged = sum(_number(one, "credits") for one in _fields(node, "run_usage" if started else "receipt_written"))
     parts = [f"{charged} credit{'s' if charged > 1 else ''}"] if charged else []
@@ -183,6 +183,9 @@ def summary(node: Node) -> str:
         ]
     else:
         parts = ["no end in the logs", *parts]
+    if models := _fields(node, "model_asked"):
+        tokens = sum(_number(one, name) for one in models for name in ("input_tokens", "output_tokens"))
+        parts.append(f"models asked {len(models)} times for {tokens} tokens")
     if denials := sum(_number(one, "count") for one in _fields(node, "denied")):
         parts.append(f"{denials} denied")
     return f"{started[-1].get('agent_id')}, {', '.join(parts)}"
