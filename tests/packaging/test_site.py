@@ -5,6 +5,7 @@ Pictures of three pages are in build/pictures afterwards.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -110,6 +111,13 @@ def test_names_in_tables_are_not_cut(site: Path, page: Page) -> None:
             page.go(f"file://{site}/docs/{name}.html")
             assert page.evaluate("document.querySelectorAll('td code').length") > 20
             assert page.evaluate(script) == []
+
+
+def test_search_finds_pages_and_no_decisions(site: Path) -> None:
+    places = [one["location"] for one in json.loads((site / "search.json").read_text())["items"]]
+    assert any(one.startswith("docs/workspaces.html") for one in places)
+    assert [one for one in places if "adr/" in one] == []
+    assert "<h1" in (site / "docs/adr/0001-the-house.html").read_text()
 
 
 def test_no_page_names_a_resource_elsewhere(site: Path) -> None:

@@ -106,8 +106,8 @@ def recent(
 def show_(named: str, as_json: bool) -> None:
     """Show all that the logs have of one intent or run, and of the runs below it: a tree, each in time order.
 
-    Denials, services, destinations, credentials, the workspace, the result and the cost are among it. The beginning
-    of an id is enough.
+    Denials, services, destinations, credentials, the workspace, the result and the cost are among it. Each run begins
+    with a summary. The beginning of an id is enough.
     """
     logs = read_logs.read_logs()
     root, nodes = show.tree(show.once((row for log in logs for row in _last(log, _MOST)), _copied, unwrap=True), named)
