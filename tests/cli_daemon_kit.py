@@ -136,7 +136,7 @@ class Envelopes:
 
     def hold(self, name: str, document: dict[str, Any]) -> None:
         """The document of ``name`` has the names that it had, and no others; a client of version 1 decodes it."""
-        v1_client.CLI.get(document.get("kind", ""), v1_client.anything)(document)
+        v1_client.CLI.get(document.get("kind") or document["schema"], v1_client.anything)(document)
         found = sorted(keys(document))
         if self.anew:
             self.known[name] = found

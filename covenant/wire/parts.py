@@ -296,11 +296,31 @@ class RetryPolicy(Wire):
     scan_limit: U64 = 100
 
 
-class RetrySkip(Wire):
-    """A lease that was not put back, and why."""
+class RetryRequeued(Wire):
+    """A task that was put back, with the lease that this ended."""
 
     task_id: str
-    reason: str
+    lease_id: str
+    attempt: U64
+    idempotency_key: str
+
+
+class RetrySkip(Wire):
+    """A lease that was not put back, and why. ``detail`` is ours: the reason where version 1 has no word for it."""
+
+    task_id: str
+    reason: Literal[
+        "disabled",
+        "not_in_flight",
+        "missing_lease",
+        "lease_too_young",
+        "missing_idempotency",
+        "unsafe_duplicate_safety",
+        "max_attempts_reached",
+        "limit_reached",
+        "capability_scope_mismatch",
+    ]
+    detail: str | None = omitted()
     attempt: U64 = 0
 
 
@@ -309,7 +329,7 @@ class RetryReport(Wire):
 
     policy: RetryPolicy
     considered: U64
-    requeued: tuple[A2ARepairOutcome, ...] = ()
+    requeued: tuple[RetryRequeued, ...] = ()
     skipped: tuple[RetrySkip, ...] = ()
     skipped_by_reason: dict[str, U64] = pydantic.Field(default_factory=dict)
     error: str | None = None

@@ -69,6 +69,10 @@ class Failure(Struct, frozen=True):
     index: int | None = None
     event_id: str | None = None
 
+    def text(self) -> str:
+        """The failure in one line, as version 1 sends it."""
+        return f"{self.kind}: {self.message}" + (f" (event {self.event_id})" if self.event_id else "")
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
@@ -82,7 +86,7 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The report object of version 1's ``audit_integrity``, plus ``notes``."""
+        """The report as an object."""
         document: dict[str, Any] = msgspec.to_builtins(self)
         return document
 

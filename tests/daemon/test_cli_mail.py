@@ -15,12 +15,14 @@ import pytest
 
 from covenant.cli.daemon import client
 from covenant.stores.mailbox.interface import MAX_RESULT_BYTES
-from tests import cli_daemon_kit
+from tests import cli_daemon_kit, v1_client
 from tests.cli_daemon_kit import Daemon, Envelopes, answered, exit_status
 from tests.cli_kit import call, done
 
 ENVELOPES = Envelopes(Path(__file__).parent / "cli_envelopes_mail.json")
 ME = "operator@local"
+# Version 1's clients decode ids of tasks that are UUIDs only.
+T1 = "6f0c3c2e-5f4b-4d0a-9a54-1c1f6e0f7a11"
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +100,13 @@ def test_run_is_ended_with_its_task(daemon: Daemon) -> None:
 
 def test_tasks_of_ones_own(daemon: Daemon) -> None:
     """Sent to oneself, received, answered, repaired."""
-    whole = ("--kind", "note", "--deadline-in-ms", "600000", "--idempotency-key", "one", "--id", "t1")
-    assert answered("a2a", "send", ME, "look at this", *whole)["task_id"] == "t1"
+    whole = ("--kind", "note", "--deadline-in-ms", "600000", "--idempotency-key", "one", "--id", T1)
+    assert answered("a2a", "send", ME, "look at this", *whole)["task_id"] == T1
     given = verb("a2a_task", "a2a", "recv")
     assert (given["task"]["intent_text"], given["task"]["task_kind"]) == ("look at this", "note")
     assert answered("a2a", "recv", status=3)["task"] is None
     status = verb("a2a_status", "a2a", "status")
-    assert [(one["task"]["id"], one["state"]) for one in status["tasks"]] == [("t1", "in_flight")]
+    assert [(one["task"]["id"], one["state"]) for one in status["tasks"]] == [(T1, "in_flight")]
     for filters in (("--state", "queued"), ("--min-lease-age-ms", "600000"), ("--deadline-within-ms", "1")):
         assert answered("a2a", "status", *filters)["tasks"] == []
     assert "look at this" in done("a2a", "status")
@@ -112,34 +114,37 @@ def test_tasks_of_ones_own(daemon: Daemon) -> None:
     assert (retry["policy"]["enabled"], retry["requeued"], retry["skipped_by_reason"]) == (
         False,
         [],
-        {"policy_disabled": 1},
+        {"disabled": 1},
     )
     assert call("a2a", "retry-stale", "--min-lease-age-ms", "0").stderr == "nothing was done: --enable does it\n"
-    assert (
-        answered("a2a", "retry-stale", "--enable", "--min-lease-age-ms", "0")["report"]["requeued"][0]["action"]
-        == "requeued"
-    )
+    retried = answered("a2a", "retry-stale", "--enable", "--min-lease-age-ms", "0")
+    v1_client.CLI["a2a_auto_retry"](retried)
+    (again,) = retried["report"]["requeued"]
+    assert (again["lease_id"], again["idempotency_key"]) == (given["lease_id"], "one")
     lease = answered("a2a", "recv")["lease_id"]
     why = ("--reason", "test")
     wrong = ("--duplicate-risk", "idempotent", "--lease-id", given["lease_id"])
-    assert answered("a2a", "requeue", "t1", *why, *wrong, status=1)["code"] == "lease_mismatch"
+    assert answered("a2a", "requeue", T1, *why, *wrong, status=1)["code"] == "lease_mismatch"
     right = ("--duplicate-risk", "operator-accepted", "--lease-id", lease)
-    assert verb("a2a_repaired", "a2a", "requeue", "t1", *why, *right)["outcome"]["action"] == "requeued"
-    assert exit_status(call("a2a", "requeue", "t1", *why)) == 2
+    assert verb("a2a_repaired", "a2a", "requeue", T1, *why, *right)["outcome"]["action"] == "requeued"
+    assert exit_status(call("a2a", "requeue", T1, *why)) == 2
     done("a2a", "recv")
-    assert verb("a2a_result_posted", "a2a", "answer", "t1", "three words")["task_id"] == "t1"
-    assert answered("a2a", "answer", "t1", "once more", status=1)["code"] == "task_state"
-    assert "answer to t1: ok" in done("a2a", "status")
+    told = done("a2a", "requeue", T1, *why, "--duplicate-risk", "operator-accepted")
+    assert told.startswith(f"{T1} waits again, after ")
+    done("a2a", "recv")
+    assert verb("a2a_result_posted", "a2a", "answer", T1, "three words")["task_id"] == T1
+    assert answered("a2a", "answer", T1, "once more", status=1)["code"] == "task_state"
+    assert f"answer to {T1}: ok" in done("a2a", "status")
     assert answered("a2a", "result")["result"]["content"][0]["text"] == "three words"
     # the same again is answered at once
-    again = ("--kind", "note", "--idempotency-key", "one")
-    assert answered("a2a", "send", ME, "another text", *again, "--wait")["result"]["status"] == "ok"
+    once_more = ("--kind", "note", "--idempotency-key", "one")
+    assert answered("a2a", "send", ME, "another text", *once_more, "--wait")["result"]["status"] == "ok"
     done("a2a", "result")
     task = answered("a2a", "send", ME, "x", "--unsafe")["task_id"]
     assert answered("a2a", "force-error", task, *why, "--message", "gave up")["outcome"]["action"] == "forced_error"
     assert answered("a2a", "result")["result"]["error_message"] == "gave up"
     assert verb("a2a_compacted", "a2a", "compact")["dropped"] >= 3
-    assert exit_status(call("a2a", "answer", "t1")) == 2
+    assert exit_status(call("a2a", "answer", T1)) == 2
 
 
 def test_peers(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,7 +208,7 @@ def test_script_ends_with_status_and_one_document(daemon: Daemon) -> None:
         command = [sys.executable, "-c", program, *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, env=dict(os.environ))
 
-    for status, words in ((0, ["ping"]), (2, ["a2a", "answer", "t1"]), (3, ["a2a", "recv"])):
+    for status, words in ((0, ["ping"]), (2, ["a2a", "answer", T1]), (3, ["a2a", "recv"])):
         ended = script(*words, "--json")
         assert ended.returncode == status, ended.stderr
         assert len(ended.stdout.splitlines()) == 1

@@ -174,7 +174,7 @@ def test_upkeep_of_memory() -> None:
     assert result.stderr == "nothing was done: --apply does it\n"
     assert answered("memory", "repair", "delete", record, *why, "--apply")["outcome"]["changed"] is True
     assert answered("memory", "repair", "delete", record, *why, status=1)["code"] == "no_such_memory"
-    assert verb("memory_receipt_backfill_plan", "memory", "plan-receipt-backfill")["window"] == 100
+    assert verb("memory_receipt_backfill_plan", "memory", "plan-receipt-backfill")["limit"] == 100
     schema = "covenant.memory.backfill.v1"
     assert verb(schema, "memory", "backfill-receipt-correlation", "--dry-run")["dry_run"] is True
 
@@ -232,6 +232,12 @@ def test_tools() -> None:
 
 
 def test_audit() -> None:
+    # More kinds than a script of version 1 decodes are asked for.
+    assert set(answered("audit", "recent", "--extended")) == {"kind", "limit", "since_ms", "events", "logs"}
+    for verb_of_v1, names in (("recent", {"kind", "limit", "since_ms", "events"}), ("verify", {"kind", "report"})):
+        document = answered("audit", verb_of_v1)
+        assert set(document) == names
+        v1_client.CLI[document["kind"]](document)
     rows = answered("audit", "recent", "-n", "5")["events"]
     assert len(rows) == 5
     late = answered("audit", "recent", "--since-ms", str(rows[-1]["timestamp_ms"]))["events"]
@@ -278,7 +284,7 @@ def test_unmatched_intent_ends_with_3(daemon: Daemon) -> None:
         ),
         (
             "capabilities grant tool.call.echo --expires-at 99999999999999",
-            {"scope": {}, "expires_at": 99999999999999},
+            {"scope": None, "expires_at": 99999999999999},
         ),
     ],
 )

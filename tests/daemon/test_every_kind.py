@@ -11,7 +11,7 @@ import pytest
 
 from covenant.wire import requests, responses
 from policy import errors
-from tests import daemon_kit
+from tests import daemon_kit, v1_client
 from tests.doubles import async_client
 from tests.doubles.async_client import AsyncClient
 from tests.golden import ipc_kit
@@ -127,6 +127,8 @@ async def test_every_kind_is_answered(covenant_home: Path) -> None:
         assert {kind: answer["kind"] for kind, answer in found.items()} == ANSWERS
         for answer in found.values():
             responses.parse(json.dumps(answer).encode())
+            if answer["kind"] in v1_client.RESPONSES:
+                v1_client.RESPONSE(answer)
 
 
 async def test_what_is_not_served_says_so(covenant_home: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +96,20 @@ async def test_mailbox_decodes(covenant_home: Path) -> None:
             "a2a.repair.force_error",
         )
         who = me.model_dump()
-        for task_id in ("one", "two", "three"):
+        one, two, three = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
+        for task_id in (one, two, three):
             task = {"id": task_id, "sender": who, "recipient": who, "intent_text": "x"}
             await daemon.client.ask("send_a2_a_task", task=task)
         for task_id, command in (
-            ("one", {"action": "requeue", "duplicate_risk": "operator-accepted"}),
-            ("two", {"action": "force_error", "message": "no"}),
+            (one, {"action": "requeue", "duplicate_risk": "operator-accepted"}),
+            (two, {"action": "force_error", "message": "no"}),
         ):
             await daemon.client.ask("try_recv_a2_a_task")
             request = {"task_id": task_id, "command": command, "reason": "test"}
             await _ask(daemon, "repair_a2_a_task", request=request)
         await daemon.client.ask("try_recv_a2_a_task")
-        result = {"task_id": "three", "status": "ok", "content": []}
-        assert (await _ask(daemon, "post_a2_a_result", result=result))["task_id"] == "three"
+        result = {"task_id": three, "status": "ok", "content": []}
+        assert (await _ask(daemon, "post_a2_a_result", result=result))["task_id"] == three
         report = (await _ask(daemon, "retry_a2_a_stale", policy={}))["report"]
         assert report["considered"] == len(report["skipped"]) == 1
 

@@ -419,17 +419,10 @@ RESPONSES: dict[str, dict[str, Any]] = {
             },
             "considered": 2,
             "requeued": [
-                {
-                    "task_id": UUID,
-                    "action": "requeued",
-                    "state": "queued",
-                    "lease_id": None,
-                    "duplicate_risk": "idempotent",
-                    "attempt": 1,
-                }
+                {"task_id": UUID, "lease_id": OTHER, "attempt": 1, "idempotency_key": "papers-1"},
             ],
-            "skipped": [{"task_id": OTHER, "reason": "unsafe", "attempt": 2}],
-            "skipped_by_reason": {"unsafe": 1},
+            "skipped": [{"task_id": OTHER, "reason": "unsafe_duplicate_safety", "attempt": 2}],
+            "skipped_by_reason": {"unsafe_duplicate_safety": 1},
             "error": None,
         }
     },

@@ -159,7 +159,7 @@ def test_audit_verify_answers_no_with_status_3(world: World, home: Path) -> None
     events = home / "supervisor" / "audit" / "events.jsonl"
     events.write_bytes(events.read_bytes().replace(b"unsigned", b"Unsigned"))
     done = call(home, "audit", "verify", "--json")
-    assert (done.returncode, document(done)["valid"]) == (3, False)
+    assert (done.returncode, document(done)["report"]["valid"]) == (3, False)
 
 
 # --- run and dev ----------------------------------------------------------------------------------------

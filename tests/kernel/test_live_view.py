@@ -218,4 +218,4 @@ def test_supervisor_signs_checkpoints_by_itself(served: Served) -> None:
         return any(json.loads(line)["tree_size"] > denied for line in lines)
 
     until(covered)
-    assert json.loads(covenant(served, "audit", "verify", "--json", COVENANT_STATE=str(state)))["valid"]
+    assert json.loads(covenant(served, "audit", "verify", "--json", COVENANT_STATE=str(state)))["report"]["valid"]

@@ -24,6 +24,7 @@ from covenant.cli.audit import archive, proofs, read_logs, show, witness
 from covenant.cli.audit import stream as audit_stream
 from covenant.cli.daemon import client
 from policy import errors
+from policy.audit_log import event_kinds
 from sandbox import progress
 
 _SHOWN_FAILURES = 40
@@ -60,6 +61,7 @@ def audit() -> None:
 @click.option("--agent", metavar="ID", help="Of this agent.")
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Of this kind, such as `denied`; repeatable.")
 @click.option("--stream", is_flag=True, help="Your own, from the daemon, in parts; with --json, one document a line.")
+@click.option("--extended", is_flag=True, help="With --json, every kind; without a filter only version 1's kinds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def recent(
     limit: int,
@@ -70,6 +72,7 @@ def recent(
     agent: str | None,
     kinds: tuple[str, ...],
     stream: bool,
+    extended: bool,
     as_json: bool,
 ) -> None:
     """Show the last records, oldest first. A record that is in both logs is shown once."""
@@ -79,18 +82,21 @@ def recent(
     if stream and wanted != show.Filter():
         raise errors.UsageError("--stream takes no filter but --since", hint="leave --stream out")
     if stream:
-        audit_stream.follow(limit, since_ms, _line, as_json=as_json)
+        audit_stream.follow(limit, since_ms, _line, as_json=as_json, extended=extended or not as_json)
         return
+    # A call that version 1's scripts make has the kinds and names that they decode.
+    first = as_json and not extended and wanted == show.Filter()
     logs = read_logs.read_logs()
     every = _MOST if wanted != show.Filter() else limit
-    rows = show.once((row for log in logs for row in _last(log, every)), _copied)
+    rows = show.once((row for log in logs for row in (_last_of_v1 if first else _last)(log, every)), _copied)
     rows = [row for row in rows if _admitted(row, wanted) and (since_ms is None or show.moment(row) >= since_ms)]
     rows = rows[-limit:]
     if not rows:
         _check_kinds(kinds)
     if as_json:
+        found = {"kind": "audit_recent", "limit": limit, "since_ms": since_ms, "events": rows}
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
-        common.emit({"kind": "audit_recent", "limit": limit, "since_ms": since_ms, "events": rows, "logs": listed})
+        common.emit(found if first else {**found, "logs": listed})
         return
     for log in logs:
         common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)
@@ -128,9 +134,8 @@ def verify(ctx: click.Context, as_json: bool) -> None:
         for log in read_logs.read_logs():
             further(f"checking the {log.name} log, {len(log.events) >> 10} KiB")
             found.append((log, proofs.report(log)))
-    valid = all(report.valid for _, report in found)
     # Version 1's clients look at one report: it must be a failed one if any failed.
-    first = min(found, key=lambda item: item[1].valid)
+    _, first = min(found, key=lambda item: item[1].valid)
     if as_json:
         logs = [
             {
@@ -141,11 +146,12 @@ def verify(ctx: click.Context, as_json: bool) -> None:
             }
             for log, report in found
         ]
-        common.emit({"kind": "audit_integrity", "valid": valid, "report": first[1].to_json(), "logs": logs})
+        failures = [one.text() for one in first.failures]
+        common.emit({"kind": "audit_integrity", "report": {**first.to_json(), "failures": failures, "logs": logs}})
     else:
         for log, report in found:
             _print_report(log, report.to_json())
-    if not valid:
+    if not first.valid:
         ctx.exit(common.EXIT_NO)
 
 
@@ -218,6 +224,17 @@ def _last(log: read_logs.LogBytes, limit: int) -> Iterable[dict[str, Any]]:
             yield {**event, "origin": log.name}
         else:
             yield {"unreadable": line[:200].decode("utf-8", "backslashreplace"), "origin": log.name}
+
+
+def _last_of_v1(log: read_logs.LogBytes, limit: int) -> list[dict[str, Any]]:
+    """The last records of the kinds that version 1's clients can decode."""
+    most = limit
+    while True:
+        rows = list(_last(log, most))
+        known = [row for row in rows if show.kind_of(row) in event_kinds.VERSION_1]
+        if len(known) >= limit or len(rows) < most:
+            return known[-limit:]
+        most *= 8
 
 
 def _line(row: dict[str, Any]) -> str:

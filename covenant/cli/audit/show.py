@@ -71,6 +71,13 @@ def moment(row: Row) -> int:
     return value if isinstance(value, int) else 0
 
 
+def kind_of(row: Row) -> str | None:
+    """Return the name of a row's kind; None for a row without one."""
+    kind = row.get("kind")
+    name = kind.get("type") if isinstance(kind, dict) else None
+    return name if isinstance(name, str) else None
+
+
 def tree(rows: Iterable[Row], named: str) -> tuple[str, dict[str, Node]]:
     """Return the id that begins with ``named``, and the nodes below it.
 

@@ -11,10 +11,13 @@ from covenant.cli import common, terminal, times
 from covenant.cli.daemon import client
 
 
-def follow(limit: int, since_ms: int | None, line: Callable[[dict[str, Any]], str], *, as_json: bool) -> None:
-    """Print the caller's own rows as they come, the newest first; ``line`` is a row as text."""
+def follow(
+    limit: int, since_ms: int | None, line: Callable[[dict[str, Any]], str], *, as_json: bool, extended: bool
+) -> None:
+    """Print the caller's own rows as they come, the newest first, of all kinds or of version 1's; ``line`` is a row as
+    text."""
     with client.daemon() as daemon:
-        for part in daemon.stream("recent_audit", limit=limit, since_ms=since_ms, extended=True):
+        for part in daemon.stream("recent_audit", limit=limit, since_ms=since_ms, extended=extended):
             if as_json:
                 common.emit(part)
             elif part["kind"] == "stream_chunk":

@@ -108,7 +108,7 @@ def _repair(task: str, command: dict[str, Any], reason: str, as_json: bool) -> N
         common.emit(client.envelope("a2a_repaired", response))
     else:
         outcome = response["outcome"]
-        word = "waits again" if outcome["action"] == "requeue" else "is ended"
+        word = "waits again" if outcome["action"] == "requeued" else "is ended"
         common.say(common.visible(f"{outcome['task_id']} {word}, after {outcome['attempt']} tries"))
 
 
@@ -144,7 +144,7 @@ def retry_stale(
     common.say(f"{report['considered']} tasks looked at, {put} put back, {left} left")
     for reason, count in report["skipped_by_reason"].items():
         common.say(common.visible(f"  {count} {reason}"))
-    if report["skipped_by_reason"].get("policy_disabled"):
+    if report["skipped_by_reason"].get("disabled"):
         common.say("nothing was done: --enable does it", err=True)
 
 

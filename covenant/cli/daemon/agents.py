@@ -71,12 +71,12 @@ def ignore() -> None:
 
 
 @ignore.command(epilog=client.examples('covenant ignore check "read /srv/app/.env"'))
-@click.argument("text")
+@click.argument("words", metavar="TEXT...", nargs=-1, required=True)
 @client.as_json
 @click.pass_context
-def check(ctx: click.Context, text: str, as_json: bool) -> None:
+def check(ctx: click.Context, words: tuple[str, ...], as_json: bool) -> None:
     """Say whether TEXT would be ignored, and by which rule. Status 1 where it would."""
-    report = client.ask("ignore_check", text=text)
+    report = client.ask("ignore_check", text=" ".join(words))
     if as_json:
         common.emit(client.envelope("ignore_report", report))
     elif report["ignored"]:

@@ -87,14 +87,15 @@ def grant(
 
     In an action about a peer (a2a.send.KEY) the beginning of the peer's key stands for the whole one.
     """
-    bounds = {} if scope is None else client.document(scope, option="--scope")
+    given = None if scope is None else client.document(scope, option="--scope")
+    bounds = {} if given is None else given
     with client.daemon() as daemon:
         action = _whole(daemon, action)
         response = daemon.ask(
             "grant_capability", action=action, scope=bounds, expires_at=expires_at, subject=subject, parent_b58=parent
         )
     if as_json:
-        common.emit(client.envelope("capability_granted", response, scope=bounds, expires_at=expires_at))
+        common.emit(client.envelope("capability_granted", response, scope=given, expires_at=expires_at))
     else:
         common.say(common.visible(f"{response['subject_display']} may {response['action']}"))
         common.say(common.visible(response["signature_b58"]), err=True)

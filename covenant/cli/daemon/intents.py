@@ -34,7 +34,7 @@ def _agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
         'covenant intent --stream --json "count these words"',
     )
 )
-@click.argument("text")
+@click.argument("words", metavar="TEXT...", nargs=-1, required=True)
 @click.option("--agent", metavar="ID", shell_complete=_agents, help="Who is to do it; otherwise its words decide.")
 @click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="At most the manifest's.")
 @click.option("--key", metavar="KEY", help="The same key again has the same answer, without a second run.")
@@ -42,9 +42,16 @@ def _agents(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 @client.as_json
 @click.pass_context
 def intent(
-    ctx: click.Context, text: str, agent: str | None, priority: str | None, key: str | None, stream: bool, as_json: bool
+    ctx: click.Context,
+    words: tuple[str, ...],
+    agent: str | None,
+    priority: str | None,
+    key: str | None,
+    stream: bool,
+    as_json: bool,
 ) -> None:
     """Have an agent do what TEXT says, and print its answer. Status 3 if no agent's words match."""
+    text = " ".join(words)
     fields = {"text": text, "agent": agent, "priority": priority, "idempotency_key": key}
     with client.daemon() as daemon:
         if stream:

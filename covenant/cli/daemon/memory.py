@@ -11,7 +11,14 @@ from covenant.cli.daemon import client
 from covenant.cli.daemon.memory_maintenance import UPKEEP
 
 _TIERS = ("working", "episodic", "longterm", "long-term", "long_term")
-_tier = click.option("--tier", type=click.Choice(_TIERS), help="This tier alone.")
+
+
+def _slug(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the only name of a tier that documents have."""
+    return "longterm" if value in ("long-term", "long_term") else value
+
+
+_tier = click.option("--tier", type=click.Choice(_TIERS), callback=_slug, help="This tier alone.")
 
 
 @click.group()
@@ -41,13 +48,14 @@ def recent(tier: str | None, limit: int, stream: bool, as_json: bool) -> None:
         'covenant memory search "what did I ask about ships"', "covenant memory search ships --min-relevance 0.3"
     )
 )
-@click.argument("query")
+@click.argument("words", metavar="QUERY...", nargs=-1, required=True)
 @_tier
 @client.limit(10)
 @click.option("--min-relevance", type=click.FloatRange(0.0, 1.0), help="At least so near in meaning.")
 @client.as_json
-def search(query: str, tier: str | None, limit: int, min_relevance: float | None, as_json: bool) -> None:
+def search(words: tuple[str, ...], tier: str | None, limit: int, min_relevance: float | None, as_json: bool) -> None:
     """Find records by the meaning and the words of QUERY, the best first."""
+    query = " ".join(words)
     response = client.ask("search_memory", query=query, tier=tier, limit=limit, min_relevance=min_relevance)
     asked = {"query": query, "tier": tier, "limit": limit, "min_relevance": min_relevance}
     _show(response["records"], "search", as_json=as_json, **asked)

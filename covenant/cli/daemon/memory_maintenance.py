@@ -85,27 +85,63 @@ def compact(reason: str, apply: bool, as_json: bool, **given: Any) -> None:
 @click.option("--json", "as_json", is_flag=True, help="It is always one JSON document.")
 def plan_compaction(reason: str, as_json: bool, **given: Any) -> None:
     """Print what a compaction would do, as JSON. Nothing is changed."""
-    common.emit(client.envelope("memory_compaction_plan", _compact("dry_run", reason, given)))
+    plan = _compact("dry_run", reason, given)
+    # Version 1's names: a compaction leaves receipts as they are, whichever records it deletes.
+    receipts = {"mode": "none", "records": [], "reason": "a compaction changes no receipt"}
+    common.emit(client.envelope("memory_compaction_plan", plan, expected_receipt_changes=receipts))
 
 
 @click.command("plan-receipt-backfill", epilog=client.examples("covenant memory plan-receipt-backfill --limit 500"))
 @client.limit(100)
 @click.option("--json", "as_json", is_flag=True, help="It is always one JSON document.")
 def plan_receipt_backfill(limit: int, as_json: bool) -> None:
-    """Print which records and receipts lack each other, as JSON. Nothing is changed."""
+    """Print which of the newest records and receipts lack each other, as JSON. Nothing is changed."""
     with client.daemon() as daemon:
-        report = daemon.ask("verify", window=limit)
-        wanted = ("memory_without_receipt", "receipt_without_memory_record")
-        found = [one for one in report["drift"] if one["kind"] in wanted]
-        counted = daemon.ask("backfill_memory_records", dry_run=True)
-    common.emit(
-        {
-            "kind": "memory_receipt_backfill_plan",
-            "window": limit,
-            "row_count": counted["row_count"],
-            "candidates": found,
+        records = daemon.ask("recent_memory", limit=limit)["records"]
+        receipts = daemon.ask("recent_receipts", limit=limit)["receipts"]
+    common.emit({"kind": "memory_receipt_backfill_plan", "mode": "dry_run", "limit": limit, **_plan(records, receipts)})
+
+
+def _plan(records: list[dict[str, Any]], receipts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return version 1's plan: each receipt of memory without a record, with the first record of the same owner that
+    has no receipt."""
+    of_memory = [one for one in receipts if one["resource"] == "memory"]
+    paid = {one.get("memory_record_id") for one in of_memory}
+    free = [one for one in records if one["id"] not in paid]
+    pairs, alone = [], []
+    for receipt in (one for one in of_memory if one.get("memory_record_id") is None):
+        about = {
+            "receipt_id": receipt["id"],
+            "payer_display": receipt["payer"]["display"],
+            "payer_pubkey": receipt["payer"]["pubkey"],
+            "credits_consumed": receipt["credits_consumed"],
         }
-    )
+        record = next((one for one in free if one["owner"]["pubkey"] == receipt["payer"]["pubkey"]), None)
+        if record is None:
+            alone.append({**about, "reason": "no record of the payer lacks a receipt"})
+            continue
+        free.remove(record)
+        owner = {"memory_owner_display": record["owner"]["display"], "memory_owner_pubkey": record["owner"]["pubkey"]}
+        why = {"status": "candidate", "reason": "neither names another, and they have one owner"}
+        pairs.append({**about, "memory_record_id": record["id"], **owner, **why})
+    lacking = [
+        {
+            "memory_record_id": one["id"],
+            "owner_display": one["owner"]["display"],
+            "owner_pubkey": one["owner"]["pubkey"],
+            "tier": one["tier"],
+            "reason": "no receipt of the owner lacks a record",
+        }
+        for one in free
+    ]
+    does = "this verb changes nothing: covenant settlement backfill-receipts does it"
+    return {
+        "mutation_supported": False,
+        "records": pairs,
+        "unmatched_legacy_receipts": alone,
+        "unmatched_memory_records": lacking,
+        "refusal": {"apply_supported": False, "reason": does},
+    }
 
 
 @click.command(

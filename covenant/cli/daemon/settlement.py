@@ -106,7 +106,7 @@ def flush_receipts(limit: int, as_json: bool) -> None:
     with client.daemon() as daemon:
         response = daemon.ask("flush_receipts", limit=limit)
     if as_json:
-        common.emit(client.envelope("receipt_batch_flushed", response))
+        common.emit(client.envelope("receipt_batch_flushed", response, limit=limit))
         return
     batch = response["batch"]
     common.say(
@@ -140,8 +140,8 @@ def _signer(name: str) -> click.Command:
     def refuse(rest: tuple[str, ...]) -> None:
         """Not served: it signs with a key of a chain."""
         raise errors.UnsupportedError(
-            f"`chain {name}` is not served here: it signs with a key of a chain",
-            hint="sign with the chain's own tools",
+            f"`chain {name}` of version 1 is not served here: it signs with a key of a chain",
+            hint="sign with the chain's own tools; covenant chain flush-receipts makes the batch",
         )
 
     return refuse

@@ -119,12 +119,8 @@ def report(found: verify.Report) -> parts.AuditReport:
         anchors=found.anchors,
         valid=found.valid,
         root_hash_hex=found.root_hash_hex,
-        failures=paging.that_fit((_failure(one) for one in found.failures), MOST_FAILURE_BYTES),
+        failures=paging.that_fit((one.text() for one in found.failures), MOST_FAILURE_BYTES),
     )
-
-
-def _failure(one: verify.Failure) -> str:
-    return f"{one.kind}: {one.message}" + (f" (event {one.event_id})" if one.event_id else "")
 
 
 def _by_chain(event_id: str, found: ChainSuffix) -> parts.ChainProof:

@@ -353,7 +353,8 @@ class IntentPipeline:
             if self.resumes is not None and isinstance(error, errors.BudgetExhaustedError):
                 waits = self.resumes.intent_id
             return type(error)(
-                f"intent `{waits}` waits: the budget of agent `{card.id if card else ''}` is used up",
+                # Version 1's words: its scripts look for them.
+                f"budget exhausted: intent `{waits}` waits for credits of agent `{card.id if card else ''}`",
                 hint=f"covenant intents resume {waits}",
             )
         if self._stage != "run" or card is None:

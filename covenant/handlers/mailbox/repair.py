@@ -10,10 +10,17 @@ from covenant.handlers.access import authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.mailbox import requests as mailbox_requests
 from covenant.handlers.server import Handler, Server
-from covenant.stores.mailbox.interface import RetryRules, TaskEntry
+from covenant.stores.mailbox.interface import RetryRules, Skip, TaskEntry
 from covenant.wire import parts, requests, responses
 from covenant.wire.types import AgentId
 from policy import errors
+
+# Version 1's clients decode nine reasons only: the nearest of these.
+_V1_REASONS: Final[Mapping[str, str]] = {
+    Skip.DEADLINE_EXCEEDED: "max_attempts_reached",
+    Skip.RUNNING: "lease_too_young",
+    Skip.NO_KEY: "missing_idempotency",
+}
 
 
 async def repair_a2_a_task(server: Server, caller: Caller, asked: requests.RepairA2ATask) -> responses.A2ARepaired:
@@ -80,7 +87,7 @@ async def retry_a2_a_stale(server: Server, caller: Caller, asked: requests.Retry
 
 
 async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | None) -> parts.RetryReport:
-    """Search once for stale leases. A disabled policy changes nothing and counts them as ``policy_disabled``."""
+    """Search once for stale leases. A disabled policy changes nothing and counts them as ``disabled``."""
     rules = RetryRules(policy.min_lease_age_ms, policy.max_attempts, policy.max_requeues, policy.scan_limit)
     done = await server.mailbox.retry_stale(rules, apply=policy.enabled, running=server.mailbox.running)
     reasons = {str(reason): count for reason, count in sorted(done.skipped.items())}
@@ -88,13 +95,11 @@ async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | Non
         for entry in done.requeued:
             await write_repair(server, entry, "auto_requeue", "stale lease", issuer, risk="idempotent")
     elif done.requeued:
-        reasons["policy_disabled"] = len(done.requeued)
-    requeued = [_outcome(one, "requeued", one.task.id, risk="idempotent") for one in done.requeued]
-    skipped = [parts.RetrySkip(task_id=one.task.id, reason=why, attempt=one.attempt) for one, why in done.passed]
+        reasons["disabled"] = len(done.requeued)
+    requeued = [_requeued(entry, lease) for entry, lease in zip(done.requeued, done.leases, strict=True)]
+    skipped = [_skipped(entry, why) for entry, why in done.passed]
     if not policy.enabled:
-        skipped += [
-            parts.RetrySkip(task_id=one.task.id, reason="policy_disabled", attempt=one.attempt) for one in done.requeued
-        ]
+        skipped += [_skipped(entry, "disabled") for entry in done.requeued]
     return parts.RetryReport(
         policy=policy,
         considered=done.considered,
@@ -102,6 +107,21 @@ async def retry(server: Server, policy: parts.RetryPolicy, issuer: AgentId | Non
         skipped=paging.that_fit(skipped, paging.ROOM // 2),
         skipped_by_reason=reasons,
     )
+
+
+def _requeued(entry: TaskEntry, lease_id: str) -> parts.RetryRequeued:
+    declared = entry.task.idempotency
+    # A task that did not declare a key is skipped.
+    assert declared is not None
+    return parts.RetryRequeued(
+        task_id=entry.task.id, lease_id=lease_id, attempt=entry.attempt, idempotency_key=declared.key
+    )
+
+
+def _skipped(entry: TaskEntry, why: str) -> parts.RetrySkip:
+    known = _V1_REASONS.get(why)
+    about = {"reason": why} if known is None else {"reason": known, "detail": why}
+    return parts.RetrySkip(task_id=entry.task.id, attempt=entry.attempt, **about)  # type: ignore[arg-type]
 
 
 async def compact_a2_a(server: Server, caller: Caller, asked: requests.CompactA2A) -> responses.A2ACompacted:

@@ -37,17 +37,18 @@ class State(enum.StrEnum):
 
 
 class Skip(enum.StrEnum):
-    """Reasons for which a retry skips a task, in the order in which they are checked."""
+    """Reasons for which a retry skips a task, in the order in which they are checked, under version 1's names where it
+    has one. ``handlers.mailbox.repair`` gives its clients another name for the rest."""
 
     NOT_IN_FLIGHT = "not_in_flight"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     RUNNING = "running_here"
     LEASE_TOO_YOUNG = "lease_too_young"
-    NOT_DECLARED = "idempotency_missing"
-    UNSAFE = "duplicate_unsafe"
+    NOT_DECLARED = "missing_idempotency"
+    UNSAFE = "unsafe_duplicate_safety"
     NO_KEY = "idempotency_key_empty"
     ATTEMPTS = "max_attempts_reached"
-    REQUEUES = "max_requeues_reached"
+    REQUEUES = "limit_reached"
 
 
 class Lease(NamedTuple):
@@ -185,6 +186,8 @@ class Retried:
 
     considered: int = 0
     requeued: Sequence[TaskEntry] = ()
+    # The leases that were ended, in the same order.
+    leases: Sequence[str] = ()
     skipped: Mapping[Skip, int] = field(default_factory=dict)
     # The skipped ones, each with its reason.
     passed: Sequence[tuple[TaskEntry, Skip]] = ()

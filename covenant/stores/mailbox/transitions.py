@@ -229,7 +229,7 @@ def retry_stale(book: TaskBook, rules: RetryRules, now_ms: int, *, apply: bool, 
     """End stale leases of tasks that declared themselves safe to repeat."""
     considered = sorted((entry for entry in book.entries.values() if entry.open), key=_age)[: rules.scan_limit]
     skipped: Counter[Skip] = Counter()
-    requeued, passed = [], []
+    requeued, leases, passed = [], [], []
     for entry in considered:
         why = _skip(entry, rules, now_ms, running)
         if why is not None:
@@ -237,8 +237,11 @@ def retry_stale(book: TaskBook, rules: RetryRules, now_ms: int, *, apply: bool, 
             passed.append((entry, why))
             continue
         again = partial(requeue, lease_id=None, duplicate_risk="idempotent", reason="stale lease", by="auto_retry")
+        # An entry without a lease is skipped as not in flight.
+        assert entry.lease is not None
+        leases.append(entry.lease.id)
         requeued.append(again(book, entry.task.id, now_ms) if apply else entry)
-    return Retried(len(considered), requeued, dict(skipped), passed)
+    return Retried(len(considered), requeued, leases, dict(skipped), passed)
 
 
 def compact(book: TaskBook, now_ms: int) -> list[str]:

@@ -36,7 +36,8 @@ def call(*arguments: str) -> Result:
 
 
 def document(*arguments: str) -> dict[str, Any]:
-    value = json.loads(call(*arguments, "--json").stdout)
+    extended = ["--extended"] if arguments[0] == "recent" else []
+    value = json.loads(call(*arguments, *extended, "--json").stdout)
     assert isinstance(value, dict)
     return value
 
@@ -53,9 +54,9 @@ def test_verify_is_green_and_names_log(covenant_home: Path) -> None:
     assert result.exit_code == 0
     assert f"supervisor log {covenant_home}/supervisor/audit: holds (3 events, 3 chain entries" in result.stdout
     answer = document("verify")
-    assert (answer["kind"], answer["valid"]) == ("audit_integrity", True)
+    assert (answer["kind"], answer["report"]["valid"]) == ("audit_integrity", True)
     assert {"events", "anchors", "valid", "root_hash_hex", "failures"} <= set(answer["report"])
-    assert [log["origin"] for log in answer["logs"]] == ["supervisor"]
+    assert [log["origin"] for log in answer["report"]["logs"]] == ["supervisor"]
 
 
 def test_terminal_stops_nobody_who_keeps_writers_waiting(covenant_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +85,10 @@ def test_one_edited_byte_is_red_with_status_3_and_names_record(covenant_home: Pa
     assert "entry_mismatch: record 1 changed in the events file" in result.stdout
     assert call("verify", "--json").exit_code == 3
     answer = document("verify")
-    assert not answer["valid"]
-    assert [(f["kind"], f["index"]) for f in answer["report"]["failures"]] == [("entry_mismatch", 1)]
+    assert not answer["report"]["valid"]
+    assert [(f["kind"], f["index"]) for f in answer["report"]["logs"][0]["report"]["failures"]] == [
+        ("entry_mismatch", 1)
+    ]
 
 
 def test_both_logs_are_read_and_failed_one_is_report(covenant_home: Path) -> None:
@@ -94,11 +97,11 @@ def test_both_logs_are_read_and_failed_one_is_report(covenant_home: Path) -> Non
     assert call("verify").exit_code == 0
     edit(covenant_home / "audit" / "events.jsonl", b'"run_id":"r11"', b'"run_id":"r91"')
     answer = document("verify")
-    assert [(log["origin"], log["report"]["valid"]) for log in answer["logs"]] == [
+    assert [(log["origin"], log["report"]["valid"]) for log in answer["report"]["logs"]] == [
         ("supervisor", True),
         ("daemon", False),
     ]
-    assert (answer["valid"], answer["report"]["events"]) == (False, 3)
+    assert (answer["report"]["valid"], answer["report"]["events"]) == (False, 3)
     rows = document("recent", "-n", "4")["events"]
     assert [row["origin"] for row in rows] == ["supervisor", "daemon", "daemon", "daemon"]
 
@@ -108,7 +111,7 @@ def test_covenant_state_moves_supervisors_log(
 ) -> None:
     fill(tmp_path / "state", 1)
     monkeypatch.setenv("COVENANT_STATE", str(tmp_path / "state"))
-    assert document("verify")["logs"][0]["path"] == str(tmp_path / "state" / "audit")
+    assert document("verify")["report"]["logs"][0]["path"] == str(tmp_path / "state" / "audit")
 
 
 @pytest.mark.parametrize("verb", ["verify", "recent"])
@@ -199,7 +202,7 @@ def test_recent_survives_log_full_of_junk(covenant_home: Path) -> None:
     assert len(document("recent")["events"]) == len(junk)
     numbers = [b'{"a":NaN}', b'{"a":-Infinity}', b'{"a":1e999}', b'{"a":1e9}']
     (covenant_home / "supervisor" / "audit" / "events.jsonl").write_bytes(b"".join(n + b"\n" for n in numbers))
-    said = json.loads(call("recent", "--json").stdout, parse_constant=pytest.fail)
+    said = json.loads(call("recent", "--extended", "--json").stdout, parse_constant=pytest.fail)
     assert ["unreadable" in row for row in said["events"]] == [True, True, True, False]
 
 
@@ -293,11 +296,11 @@ def test_log_whose_files_lack_what_its_head_carries_is_read_with_it(covenant_hom
         log.append_all([Record("run_state", fields, 1_800_000_000_000)], issuer=ISSUER, carried=True)
     for path, size in zip(whole, before, strict=True):
         os.truncate(path, size)
-    assert document("verify")["valid"]
+    assert document("verify")["report"]["valid"]
     assert document("recent", "-n", "1")["events"][0]["kind"]["run_id"] == "carried"
     # The control: one byte less cuts another record, which the head does not carry.
     os.truncate(whole[0], before[0] - 1)
-    assert not document("verify")["valid"]
+    assert not document("verify")["report"]["valid"]
 
 
 class KilledError(BaseException):
@@ -336,7 +339,7 @@ def test_what_nobody_acknowledged_is_not_shown_and_is_note(
         os.truncate(files[lacks], ends[lacks])
     assert shown() == ["r0", "r1"]
     answer = document("verify")
-    assert answer["valid"]
+    assert answer["report"]["valid"]
     left = [path.name for path, end in zip(files, ends, strict=True) if path.stat().st_size > end]
     assert len(left) == (2 if lacks is None else 1)
     for name, note in zip(left, answer["report"]["notes"], strict=True):
@@ -345,7 +348,7 @@ def test_what_nobody_acknowledged_is_not_shown_and_is_note(
     fill(base, 1, at=2)
     assert shown() == ["r0", "r1", "r2"]
     assert document("verify")["report"]["notes"] == []
-    assert len(document("verify")["logs"][0]["set_aside"]) == len(left)
+    assert len(document("verify")["report"]["logs"][0]["set_aside"]) == len(left)
 
 
 @pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["events", "chain", "both"])
@@ -396,7 +399,7 @@ def test_what_is_set_aside_while_log_is_read_is_not_missed(
 
     monkeypatch.setattr(fcntl, "flock", flock)
     answer = document("verify")
-    assert answer["valid"]
+    assert answer["report"]["valid"]
     assert answer["report"]["events"] == 2
     assert shown() == ["r0", "r1", "r2", "r3", "r4"]
 
@@ -412,7 +415,7 @@ def test_old_head_beside_supervisors_log_hides_no_cut(covenant_home: Path) -> No
     (base / "audit-head" / "pending").write_bytes(write_ahead.opening(other, newest))
     for name, size in zip(("events.jsonl", "events.chain.jsonl"), sizes, strict=True):
         os.truncate(base / "audit" / name, size)
-    assert not document("verify")["valid"]
+    assert not document("verify")["report"]["valid"]
 
 
 def refusal(*arguments: str) -> errors.UsageError:

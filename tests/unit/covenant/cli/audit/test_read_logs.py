@@ -80,7 +80,7 @@ def opens(home: Path) -> bool:
 def test_recent_shows_rows_that_only_pending_has(home: Path) -> None:
     """A power cut took the rows out of the files; the next start writes them again."""
     put_back(home, FILES[:3], closed=False)
-    shown = [row["id"] for row in json.loads(call("recent", "--json").stdout)["events"]]
+    shown = [row["id"] for row in json.loads(call("recent", "--extended", "--json").stdout)["events"]]
     assert opens(home)
     assert shown == [json.loads(line)["id"] for line in (home / FILES[0]).read_bytes().splitlines()]
     assert len(shown) == 5
@@ -104,7 +104,7 @@ def test_zeros_in_place_of_rows_hide_no_row(home: Path) -> None:
     whole = events.read_bytes()
     events.write_bytes(whole[: len(whole) // 2] + bytes(len(whole) - len(whole) // 2))
     assert call("verify").exit_code == 0
-    assert len(json.loads(call("recent", "--json").stdout)["events"]) == 5
+    assert len(json.loads(call("recent", "--extended", "--json").stdout)["events"]) == 5
     assert opens(home)
     assert events.read_bytes() == whole
 
@@ -176,7 +176,7 @@ def test_killed_cut_is_read_as_start_leaves_it(home: Path, monkeypatch: pytest.M
     assert len(states) == len(KILLED_AT)
     restore(home, states[step])
     assert call("verify").exit_code == 0
-    shown = [row["id"] for row in json.loads(call("recent", "--json").stdout)["events"]]
+    shown = [row["id"] for row in json.loads(call("recent", "--extended", "--json").stdout)["events"]]
     assert opens(home)
     # The record of the cut is the first row and the newest.
     first, *kept = (json.loads(line)["id"] for line in (home / FILES[0]).read_bytes().splitlines())
@@ -231,7 +231,7 @@ def test_any_power_cut_is_read_as_start_leaves_it(
         begin = int(len(raw) * share)
         (home / name).write_bytes(raw[:begin] + (b"" if how == "cut" else bytes(len(raw) - begin)))
     verified, report = call("verify").exit_code, json.loads(call("verify", "--json").stdout)["report"]
-    shown = [row["id"] for row in json.loads(call("recent", "--json").stdout)["events"]]
+    shown = [row["id"] for row in json.loads(call("recent", "--extended", "--json").stdout)["events"]]
     assert (verified, report["events"], len(shown)) == (0, 5, 5)
     assert opens(home)
     assert shown == [json.loads(line)["id"] for line in (home / FILES[0]).read_bytes().splitlines()]

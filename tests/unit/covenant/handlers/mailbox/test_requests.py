@@ -277,7 +277,7 @@ async def test_stale_tasks_are_operators_to_retry(world: World) -> None:
         False,
         1,
         0,
-        {"policy_disabled": 1},
+        {"disabled": 1},
     )
     assert code(await world.ask(me, enabled)) == "capability_not_held"
     await world.grant(me, "a2a.repair.requeue")
