@@ -132,6 +132,7 @@ async def opened(settings: Settings, *, clock: Callable[[], int] = now_ms) -> As
         runtime.supervised.serve_tools(RunTools(server))
         stack.push_async_callback(steady.keep)
         audit.listen(lambda event: server.feed.publish("audit", event))
+        audit.listen(server.live.heard)
         yield Opened(server, runtime, tuple(recovered), servers)
 
 

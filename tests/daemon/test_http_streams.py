@@ -15,7 +15,8 @@ from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.handlers.state import intent_progress
 from covenant.wire import requests, responses, types
-from tests import http_kit
+from covenant.wire.parts import AuditEvent
+from tests import http_kit, v1_client
 from tests.http_kit import event
 
 pytestmark = pytest.mark.anyio
@@ -182,7 +183,7 @@ async def test_intent_is_one_chunk_and_its_end(gateway: HttpGateway, echo: http_
             (begin,) = await taken(stream, 1)
             assert (begin.event, begin.id, begin.data["response_kind"]) == ("stream_begin", "i-1", "intent_result")
             # By the id of the beginning, its events are followed while it lives: what it did, and what it does.
-            async with client.get("/intents/i-1/events", headers=STREAM) as watched:
+            async with client.get("/intents/i-1/events?extended=true", headers=STREAM) as watched:
                 second = http_kit.events(watched)
                 assert [one.data.get("chunk", {}).get("type") for one in await taken(second, 2)] == [None, "submitted"]
                 go_on.set()
@@ -250,9 +251,9 @@ async def test_what_intent_does_is_for_whoever_submitted_it(gateway: HttpGateway
     gateway.server.live.say("i-2", http_kit.OTHER.pubkey, "submitted", 1)
     gateway.server.live.say("i-3", http_kit.ME.pubkey, "submitted", 1)
     async with http_kit.client(gateway, token=http_kit.OTHER_TOKEN) as client:
-        async with client.get("/intents/i-3/events", headers=STREAM) as answer:
+        async with client.get("/intents/i-3/events?extended=true", headers=STREAM) as answer:
             assert (answer.content_type, (await answer.json())["kind"]) == ("application/json", "error")
-        async with client.get("/intents/i-2/events", headers=STREAM) as answer:
+        async with client.get("/intents/i-2/events?extended=true", headers=STREAM) as answer:
             stream = http_kit.events(answer)
             assert len(await taken(stream, 2)) == 2
             # And of what comes, its own alone.
@@ -261,13 +262,19 @@ async def test_what_intent_does_is_for_whoever_submitted_it(gateway: HttpGateway
             came = [(one.data["chunk"]["intent_id"], one.data["chunk"]["type"]) for one in await taken(stream, 2)]
             assert came == [("i-2", "step 1"), ("i-2", "step 3")]
     # The operator may see everybody's.
-    async with http_kit.client(gateway) as client, client.get("/intents/i-2/events", headers=STREAM) as answer:
+    async with (
+        http_kit.client(gateway) as client,
+        client.get("/intents/i-2/events?extended=true", headers=STREAM) as answer,
+    ):
         assert len(await taken(http_kit.events(answer), 4)) == 4
 
 
 async def test_intent_that_has_ended_has_only_end(gateway: HttpGateway, echo: http_kit.Echo) -> None:
     echo.answers["get_intent_result"] = responses.IntentResult(intent_id="i-1", status="ok", text="done")
-    async with http_kit.client(gateway) as client, client.get("/intents/i-1/events", headers=STREAM) as answer:
+    async with (
+        http_kit.client(gateway) as client,
+        client.get("/intents/i-1/events?extended=true", headers=STREAM) as answer,
+    ):
         found = [one async for one in http_kit.events(answer)]
     assert [one.event for one in found] == ["stream_begin", "stream_end"]
     assert found[1].data["summary"] == {"intent_id": "i-1", "status": "ok"}
@@ -279,3 +286,33 @@ async def test_how_it_is_followed_is_yes_or_no(gateway: HttpGateway, echo: http_
             async with client.get(f"/audit/recent?extended=true&follow={word}", headers=headers) as answer:
                 assert answer.status == 400
     assert gateway.server.feed.subscribers == 0
+
+
+async def test_client_of_version_1_gets_acts_without_envelopes(gateway: HttpGateway, echo: http_kit.Echo) -> None:
+    live = gateway.server.live
+    acts: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"type": "hermes_tool_invoked", "tool": "t", "preview_hash_hex": "ab"}, {"type": "tool_call", "tool": "t"}),
+        ({"type": "hermes_tool_completed", "tool": "t", "duration_ms": 2}, {"type": "tool_result", "duration_ms": 2}),
+        ({"type": "hermes_approval_requested", "choices": ["once"]}, {"type": "tool_call", "tool": "approval"}),
+        ({"type": "hermes_approval_resolved", "choice": "once"}, {"type": "tool_result", "tool": "approval"}),
+        ({"type": "hermes_file_written", "path": "a", "bytes": 1}, {"type": "file_write", "path": "a", "bytes": 1}),
+    ]
+    live.say("i-1", http_kit.ME.pubkey, "submitted", 1)
+    async with http_kit.client(gateway) as client, client.get("/intents/i-1/events", headers=STREAM) as answer:
+        assert answer.content_type == "text/event-stream"
+        for row, _ in acts:
+            for about in ("i-1", "of another"):
+                kind = {**row, "intent_id": about, "run_id": "r"}
+                live.heard(types_row(kind))
+        live.say("i-1", http_kit.ME.pubkey, intent_progress.ENDED, 2, status="ok")
+        found = [one async for one in http_kit.events(answer)]
+    # An event without a name is the only kind that `onmessage` of a browser gets.
+    assert {one.event for one in found} == {""}
+    for one, (_, wanted) in zip(found, acts, strict=True):
+        v1_client.AGENT_EVENT(one.data)
+        assert wanted.items() <= one.data.items()
+    assert len(live) == 0
+
+
+def types_row(kind: dict[str, Any]) -> AuditEvent:
+    return AuditEvent(id="e", timestamp_ms=7, issuer=http_kit.ME, kind=kind)

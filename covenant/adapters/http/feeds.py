@@ -39,9 +39,9 @@ class Watch:
     headers: Mapping[str, str]
     pace: Pace
 
-    def events(self) -> Events:
+    def events(self, *, enveloped: bool = True) -> Events:
         """Return a new response for this stream."""
-        return Events(self.request, self.headers, self.pace)
+        return Events(self.request, self.headers, self.pace, enveloped=enveloped)
 
     async def still(self) -> bool:
         """Whether the token still admits the same caller."""
@@ -139,8 +139,11 @@ async def submitted(watch: Watch, asked: requests.SubmitIntent) -> web.StreamRes
     return events.response
 
 
-async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | responses.Response:
-    """Stream the past and new events of the caller's intent until it has ended; of an ended intent, only its end."""
+async def of_intent(watch: Watch, intent_id: str, *, extended: bool) -> web.StreamResponse | responses.Response:
+    """Stream the past and new events of the caller's intent until it has ended; of an ended intent, only its end.
+
+    Without ``extended`` these are the acts that version 1's clients know, without envelopes.
+    """
     with watch.server.feed.subscribe("intent") as subscription:
         was = [one for one in watch.server.live.so_far(intent_id) if stream_visibility.may_follow(watch.caller, one)]
         answer = None
@@ -150,10 +153,15 @@ async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | respon
             )
             if not isinstance(answer, responses.IntentResult):
                 return answer
-        events = watch.events()
+        events = watch.events(enveloped=extended)
+
+        async def write(one: IntentEvent) -> None:
+            if extended or one.type in intent_progress.ACTS:
+                await events.chunk(one.to_json(), id=str(one.sequence))
+
         await events.begin("intent_events")
         for one in was:
-            await events.chunk(one.to_json(), id=str(one.sequence))
+            await write(one)
         if isinstance(answer, responses.IntentResult):
             await events.end({"intent_id": intent_id, "status": answer.status})
             return events.response
@@ -163,7 +171,7 @@ async def of_intent(watch: Watch, intent_id: str) -> web.StreamResponse | respon
             event: IntentEvent = item.value
             if event.intent_id != intent_id or event.sequence <= last:
                 return True
-            await events.chunk(event.to_json(), id=str(event.sequence))
+            await write(event)
             if event.type == intent_progress.ENDED:
                 await events.end({"intent_id": intent_id, "status": event.fields.get("status")})
             return event.type != intent_progress.ENDED

@@ -302,7 +302,10 @@ class HttpGateway:
 
     async def _intent_events(self, request: web.Request, caller: Caller) -> web.StreamResponse:
         with self._one_more_stream(caller):
-            done = await feeds.of_intent(self._watch(request, caller), request.match_info["intent_id"])
+            extended = _flag(request, "extended", default=False)
+            done = await feeds.of_intent(
+                self._watch(request, caller), request.match_info["intent_id"], extended=extended
+            )
             return self._answered(done) if isinstance(done, responses.Response) else done
 
     async def _metrics(self, request: web.Request, caller: Caller) -> web.StreamResponse:
@@ -351,9 +354,13 @@ class HttpGateway:
 
 def _follow(route: Route, request: web.Request) -> bool:
     """Whether a stream of this request continues with new items; other requests have no such parameter."""
-    said = request.query.getall("follow", ["true"]) if route.stream and route.method == "GET" else ["true"]
+    return _flag(request, "follow", default=True) if route.stream and route.method == "GET" else True
+
+
+def _flag(request: web.Request, name: str, *, default: bool) -> bool:
+    said = request.query.getall(name, ["true" if default else "false"])
     if said not in (["true"], ["false"]):
-        raise errors.MalformedRequestError("`follow` is `true` or `false`")
+        raise errors.MalformedRequestError(f"`{name}` is `true` or `false`")
     return said == ["true"]
 
 

@@ -117,6 +117,11 @@ def _query_parameters(route: Route) -> list[dict[str, Any]]:
         if field in required and field not in route.defaults:
             one["required"] = True
         found.append(one)
+    if route.stream == "intent" and route.method == "GET":
+        about = "Whether every step is told, in envelopes; otherwise version 1's events of what the agent does."
+        found.append(
+            {"name": "extended", "in": "query", "description": about, "schema": {"type": "boolean", "default": False}}
+        )
     if route.stream and route.method == "GET" and route.kind:
         about = "Of a stream: whether it goes on with what is to come."
         found.append(

@@ -8,6 +8,7 @@ caller may no longer see it). Format: https://html.spec.whatwg.org/multipage/ser
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -40,11 +41,15 @@ class Pace:
 
 
 class Events:
-    """One response of events. It contains a single stream, with an id of its own."""
+    """One response of events. It contains a single stream, with an id of its own.
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], pace: Pace) -> None:
+    Without ``enveloped`` it has each chunk by itself, in an event without a name, and neither a beginning nor an end.
+    """
+
+    def __init__(self, request: web.Request, headers: Mapping[str, str], pace: Pace, *, enveloped: bool = True) -> None:
         self._request = request
         self._pace = pace
+        self._enveloped = enveloped
         self._sequence = 0
         self._id = str(uuid.uuid4())
         self.response = web.StreamResponse(headers={**headers, **HEADERS, "Content-Type": f"{TYPE}; charset=utf-8"})
@@ -69,6 +74,9 @@ class Events:
 
     async def chunk(self, chunk: Any, *, id: str = "") -> None:  # noqa: A002
         """Write the next part. A client that reconnects sends the last ``id`` that it received."""
+        if not self._enveloped:
+            await self._write(b"%sdata: %s\n\n" % (_mark(id), json.dumps(chunk, separators=(",", ":")).encode()))
+            return
         await self._say(streams.StreamChunk(stream_id=self._id, sequence=self._sequence, chunk=chunk), id)
         self._sequence += 1
 
@@ -85,13 +93,17 @@ class Events:
         await self._write(b": nothing new\n\n")
 
     async def _say(self, envelope: streams.Envelope, id: str = "") -> None:  # noqa: A002
-        # JSON has line breaks only between tokens, and escapes them in strings: so this is one line of data.
-        mark = f"id: {id}\n" if id.isascii() and id.isprintable() and id else ""
-        await self._write(b"%sevent: %s\ndata: %s\n\n" % (mark.encode(), envelope.kind.encode(), envelope.to_bytes()))
+        if self._enveloped:
+            # JSON has line breaks only between tokens, and escapes them in strings: so this is one line of data.
+            await self._write(b"%sevent: %s\ndata: %s\n\n" % (_mark(id), envelope.kind.encode(), envelope.to_bytes()))
 
     async def _write(self, data: bytes) -> None:
         with within(self._request, self._pace.write_seconds):
             await self.response.write(data)
+
+
+def _mark(id: str) -> bytes:  # noqa: A002
+    return f"id: {id}\n".encode() if id.isascii() and id.isprintable() and id else b""
 
 
 @contextmanager

@@ -14,8 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from covenant.handlers.state.event_feed import Feed
+from covenant.wire.parts import AuditEvent
 
 ENDED: Final = "ended"
+# What an agent does, under version 1's names. No runner says what it reasons.
+_CALL, _RESULT, _FILE = "tool_call", "tool_result", "file_write"
+ACTS: Final = frozenset({_CALL, _RESULT, _FILE})
+# Of each kind of row: the act, and the tool where the row names none.
+_ROWS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "hermes_tool_invoked": (_CALL, {}),
+    "hermes_tool_completed": (_RESULT, {}),
+    "hermes_approval_requested": (_CALL, {"tool": "approval"}),
+    "hermes_approval_resolved": (_RESULT, {"tool": "approval"}),
+    "hermes_file_written": (_FILE, {}),
+}
 # The most events kept for one intent, and the most intents; beyond that the oldest are dropped.
 EVENTS: Final = 256
 INTENTS: Final = 4096
@@ -83,6 +95,15 @@ class RunningIntents:
         self._feed.publish("intent", event)
         if (heard := HEARD.get()) is not None:
             heard(event)
+
+    def heard(self, row: AuditEvent) -> None:
+        """Publish what a row of the log says that the agent of a running intent did."""
+        fields = row.kind
+        about, intent_id = _ROWS.get(str(fields.get("type"))), str(fields.get("intent_id"))
+        living = self._living.get(intent_id)
+        if about is not None and living is not None:
+            told = {name: value for name, value in fields.items() if name not in ("type", "intent_id")}
+            self.say(intent_id, living.owner, about[0], row.timestamp_ms, **told, **about[1])
 
     def so_far(self, intent_id: str) -> Sequence[IntentEvent]:
         """Return the events of a running intent; empty for any other."""
