@@ -63,6 +63,8 @@ class Daemon:
     server: Server
     # Into its loop.
     portal: BlockingPortal
+    # Where its HTTP listens, if it does.
+    http_port: int | None = None
 
 
 def package(home: Path, agent_id: str, manifest: str = "") -> None:
@@ -73,9 +75,9 @@ def package(home: Path, agent_id: str, manifest: str = "") -> None:
 
 
 @contextlib.contextmanager
-def granted(home: Path) -> Iterator[Daemon]:
+def granted(home: Path, **settings: Any) -> Iterator[Daemon]:
     """A daemon of ``home`` whose operator holds what the verbs need."""
-    with running(home) as one, pytest.MonkeyPatch.context() as patch:
+    with running(home, **settings) as one, pytest.MonkeyPatch.context() as patch:
         patch.setenv("COVENANT_HOME", str(home))
         for action in ("memory.write", "tool.web_search", *ACTIONS):
             done("capabilities", "grant", action)
@@ -94,7 +96,7 @@ def running(home: Path, **settings: Any) -> Iterator[Daemon]:
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(daemon_kit.running(home, prepare=prepare, **settings)) as one,
     ):
-        yield Daemon(home, runs, one.server, portal)
+        yield Daemon(home, runs, one.server, portal, one.running.http_port)
 
 
 def answered(*arguments: str, status: int = 0) -> dict[str, Any]:

@@ -81,7 +81,15 @@ async def call_tool(server: Server, caller: Caller, asked: requests.CallTool) ->
                 "outcome": outcome,
             }
             await server.audit.append("tool_call_completed", completed, caller.agent)
-    return responses.ToolResult(content=answer.content, is_error=answer.is_error)
+    content = answer.content if asked.extended else tuple(map(_decodable, answer.content))
+    return responses.ToolResult(content=content, is_error=answer.is_error)
+
+
+def _decodable(block: dict[str, Any]) -> dict[str, Any]:
+    """Return a block that version 1's clients decode; another one is the value of a block of JSON."""
+    is_text = block.get("type") == "text" and isinstance(block.get("text"), str)
+    is_json = block.get("type") == "json" and "value" in block
+    return block if is_text or is_json else {"type": "json", "value": block}
 
 
 def _hash(arguments: Any) -> str:

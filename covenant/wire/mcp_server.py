@@ -26,6 +26,8 @@ _INVALID, _NO_METHOD, _BAD_PARAMS = -32600, -32601, -32602
 _ID_CHARACTERS: Final = 256
 # Fields of a request that are no argument of a tool.
 _UNSAID: Final = frozenset({"kind", "prefer_stream"})
+# Fields with one value here: a client of MCP takes every block.
+_FIXED: Final[Mapping[str, Mapping[str, Any]]] = {"call_tool": {"extended": True}}
 # The tools: the request that each is, and whether it changes nothing.
 TOOLS: Final[Mapping[str, tuple[str, bool, str]]] = {
     "intent_submit": ("submit_intent", False, "Submit an intent to an agent and return its result."),
@@ -169,12 +171,14 @@ def _asked(number: str | int, params: Mapping[str, Any], stamp: Mapping[str, Any
     if not isinstance(name, str) or name not in TOOLS:
         return McpReply(_error(number, _BAD_PARAMS, f"there is no tool `{strict_json.shown(str(name))}`"))
     kind = TOOLS[name][0]
-    known = requests.KINDS[kind].model_fields.keys() - _UNSAID
+    known = requests.KINDS[kind].model_fields.keys() - _unsaid(kind)
     if not isinstance(arguments, dict) or (extra := sorted(arguments.keys() - known)):
         said = f"unknown argument `{strict_json.shown(extra[0])}`" if isinstance(arguments, dict) else "no object"
         return _refused(number, f"the arguments of `{name}`: {said}", stamp)
     try:
-        return McpCall(number, requests.parse(json.dumps({**arguments, "kind": kind}).encode()), stamp)
+        return McpCall(
+            number, requests.parse(json.dumps({**arguments, **_FIXED.get(kind, {}), "kind": kind}).encode()), stamp
+        )
     except errors.MalformedRequestError as e:
         return _refused(number, f"the arguments of `{name}`: {e.message}", stamp)
 
@@ -208,11 +212,15 @@ def _listed() -> list[dict[str, Any]]:
 
 def _schema(kind: str) -> dict[str, Any]:
     whole = requests.KINDS[kind].model_json_schema()
-    properties = {name: one for name, one in whole["properties"].items() if name not in _UNSAID}
+    properties = {name: one for name, one in whole["properties"].items() if name not in _unsaid(kind)}
     required = [name for name in whole.get("required", []) if name in properties]
     defined = {"$defs": whole["$defs"]} if "$defs" in whole else {}
     closed = {"type": "object", "required": required, "additionalProperties": False}
     return {**closed, "properties": _whole(properties), **_whole(defined)}
+
+
+def _unsaid(kind: str) -> frozenset[str]:
+    return _UNSAID | _FIXED.get(kind, {}).keys()
 
 
 def _whole(value: Any) -> Any:

@@ -18,6 +18,8 @@ _WORDS = {
     "self_revoke_forbidden": "that is your own token: --force revokes it all the same",
 }
 _DONE = ("revoked", "already_revoked")
+# Of each token the daemon keeps a digest and so many characters.
+_KEPT = 6
 
 
 @click.group()
@@ -100,6 +102,8 @@ def revoke(ctx: click.Context, token_prefix: str, force: bool, limit_matches: in
         common.say(common.visible(who + _WORDS[outcome["type"]]))
         for one in outcome.get("matches", ()):
             common.say(common.visible(f"  {one['token_prefix']}  {one['agent_id']['display']}"))
+        if outcome["type"] == "not_found" and len(token_prefix) > _KEPT:
+            common.say(f"  fix: give {_KEPT} characters or the whole token: the daemon keeps no more of it", err=True)
     if outcome["type"] not in _DONE:
         ctx.exit(common.EXIT_FAILED)
 

@@ -101,7 +101,7 @@ def call(
         response = _call_of_package(package, name, given, timeout)
     else:
         with client.daemon() as daemon:
-            response = daemon.ask("call_tool", name=name, arguments=given)
+            response = daemon.ask("call_tool", name=name, arguments=given, extended=not as_json)
     if as_json:
         common.emit(client.envelope("tool_result", response, name=name))
     else:

@@ -378,6 +378,9 @@ def echo(text: str) -> str:
     return f"phase 0 echo (no agent matched): {text}"
 
 
+_LONG: Final = "put the text into a file of the agent's workspace or a record of memory, and name that"
+
+
 def _check_size(text: str) -> None:
     """Refuse what no agent is given, before it costs a row of the log.
 
@@ -389,7 +392,7 @@ def _check_size(text: str) -> None:
     except UnicodeEncodeError as e:
         raise errors.UsageError("the intent's text is not valid Unicode") from e
     if size > contract.INTENT_BYTES:
-        raise errors.UsageError(f"the intent is {size} bytes, at most {contract.INTENT_BYTES} are taken")
+        raise errors.UsageError(f"the intent is {size} bytes, at most {contract.INTENT_BYTES} are taken", hint=_LONG)
 
 
 def _cut(error: BaseException) -> errors.CovenantError:

@@ -80,11 +80,13 @@ class ListTools(Request):
 
 
 class CallTool(Request):
-    """Call one."""
+    """Call one. Version 1's clients decode blocks of text and JSON only; with ``extended`` (ours) others come as they
+    are."""
 
     kind: Literal["call_tool"] = "call_tool"
     name: str
     arguments: Any = None
+    extended: bool = False
 
 
 # Agents: ours ---------------------------------------------------------------------------------------------------
