@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import sqlite3
 import struct
 import uuid
@@ -14,12 +15,16 @@ import pytest
 import rfc8785
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from covenant.cli.daemon import settlement
+from covenant.wire import requests
 from policy import base58
-from tests import daemon_kit
-from tests.cli_kit import call
+from tests import cli_daemon_kit, daemon_kit
+from tests.cli_kit import call, done
+from tests.house.test_docs import commands
 
 pytestmark = pytest.mark.anyio
 
+PAGE = (Path(__file__).parents[2] / "docs" / "version-1.md").read_text()
 KEY = Ed25519PrivateKey.from_private_bytes(b"1" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
 ME = {"display": "user@local", "pubkey": base58.encode(PUBLIC)}
@@ -103,6 +108,23 @@ def _make(home: Path) -> None:
         record = (MEMORY, "working", *ME.values(), "three papers", struct.pack("<3f", 1, 0, 0), "{}", NOW, None)
         database.execute("INSERT INTO memories VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", record)
     database.close()
+
+
+def test_page_can_be_followed(covenant_home: Path) -> None:
+    """docs/version-1.md: its commands, the first two before the daemon is started; then nothing disagrees."""
+    _make(covenant_home)
+    first, then, *rest = [tuple(shlex.split(line))[1:] for line in commands(PAGE)]
+    assert (call(*first).exit_code, call(*then).exit_code) == (3, 0)
+    with cli_daemon_kit.running(covenant_home):
+        for words in rest:
+            done(*words)
+
+
+def test_page_names_what_is_not_served() -> None:
+    kinds = [kind for kind, model in requests.KINDS.items() if model is requests.Unsupported]
+    for name in (*kinds, *settlement.SIGNERS, "running_here", "deadline_exceeded", "idempotency_key_empty"):
+        forms = (name, f"chain {name}", f"{name.partition('_')[0]}_*", f"{name.rpartition('_')[0]}_*")
+        assert any(f"`{form}`" in PAGE for form in forms), name
 
 
 async def test_home_of_version_1_opens_after_one_command(covenant_home: Path) -> None:
