@@ -21,9 +21,19 @@ from policy import base58
 from tests import cli_daemon_kit, daemon_kit
 from tests.cli_kit import call, done
 from tests.house.test_docs import commands
+from tests.mailbox_kit import MANIFEST
 
 pytestmark = pytest.mark.anyio
 
+SENTENCES = {
+    "find recent papers on agent memory": "research",
+    "what is rust": "research",
+    "search the news": "research",
+    "say hi": "hello-agent",
+    "echo this": "hello-agent",
+    "ping": "hello-agent",
+    "the agent": None,
+}
 PAGE = (Path(__file__).parents[2] / "docs" / "version-1.md").read_text()
 KEY = Ed25519PrivateKey.from_private_bytes(b"1" * 32)
 PUBLIC = KEY.public_key().public_bytes_raw()
@@ -118,6 +128,23 @@ def test_page_can_be_followed(covenant_home: Path) -> None:
     with cli_daemon_kit.running(covenant_home):
         for words in rest:
             done(*words)
+
+
+def test_sentences_of_version_1_find_its_packages(covenant_home: Path) -> None:
+    """Section 6: the two example packages of version 1, which have no description."""
+    covenant_home.mkdir(mode=0o700, exist_ok=True)
+    for agent_id, name, action in (
+        ("research", "Research", "tool.web_search"),
+        ("hello-agent", "Hello", "intent.subscribe"),
+    ):
+        manifest = MANIFEST.format(id=agent_id, required=json.dumps([action]))
+        manifest = manifest.replace(f'name = "{agent_id}"', f'name = "{name} Agent"')
+        cli_daemon_kit.package(covenant_home, agent_id, manifest)
+    with cli_daemon_kit.running(covenant_home):
+        done("bootstrap")
+        found = {text: call("intent", text, "--json") for text in SENTENCES}
+        answered = {text: json.loads(one.stdout).get("agent_id") for text, one in found.items()}
+    assert answered == SENTENCES
 
 
 def test_page_names_what_is_not_served() -> None:

@@ -173,6 +173,26 @@ def test_blocks_that_version_1_lacks_are_json(daemon: Daemon) -> None:
     assert raw["content"][1]["type"] == "image"
 
 
+@pytest.mark.parametrize("path", ["/audit/recent?follow=false", "/memory/recent?follow=false"])
+def test_event_stream_decodes(daemon: Daemon, path: str) -> None:
+    async def go() -> list[str]:
+        token = (daemon.home / "peers" / "operator.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {token}", "Accept": "text/event-stream"}
+        async with (
+            aiohttp.ClientSession(f"http://127.0.0.1:{daemon.http_port}", timeout=aiohttp.ClientTimeout(60)) as session,
+            session.get(path, headers=headers) as answer,
+        ):
+            return [line.decode() async for line in answer.content]
+
+    done("memory", "put", "a note for the stream")
+    found = [json.loads(line.removeprefix("data: ")) for line in anyio.run(go) if line.startswith("data: ")]
+    for part in found:
+        v1_client.STREAM(part)
+        if part["kind"] == "stream_chunk":
+            (v1_client.EVENT if "audit" in path else v1_client.RECORD)(part["chunk"])
+    assert (found[0]["kind"], found[-1]["kind"], len(found) > 2) == ("stream_begin", "stream_end", True)
+
+
 def test_row_of_a_hermes_run_is_an_event_of_its_intent(daemon: Daemon) -> None:
     server, intent = daemon.server, str(uuid.UUID(int=51))
     about = {"intent_id": intent, "run_id": "r"}
