@@ -81,11 +81,11 @@ def recent(
     wanted = show.Filter(run=run, agent=agent, intent=intent, kinds=kinds)
     if stream and wanted != show.Filter():
         raise errors.UsageError("--stream takes no filter but --since", hint="leave --stream out")
-    if stream:
-        audit_stream.follow(limit, since_ms, _line, as_json=as_json, extended=extended or not as_json)
-        return
     # A call that version 1's scripts make has the kinds and names that they decode.
-    first = as_json and not extended and wanted == show.Filter()
+    first = as_json and not extended and since is None and wanted == show.Filter()
+    if stream:
+        audit_stream.follow(limit, since_ms, _line, as_json=as_json, extended=not first)
+        return
     logs = read_logs.read_logs()
     every = _MOST if wanted != show.Filter() else limit
     rows = show.once((row for log in logs for row in (_last_of_v1 if first else _last)(log, every)), _copied)
