@@ -45,7 +45,7 @@ def test_page_can_be_followed(clone: Path, tmp_path: Path, monkeypatch: pytest.M
                 (tmp_path / "witness.vkey").write_text(result.stderr.removeprefix("witness key: "))
             ran.append(words[1])
     assert ran == ["recent", "recent", "verify", "purge", "checkpoint", "prove", "checkpoint", "cosign", "cosigned"]
-    report = json.loads(done("audit", "verify", "--json"))
+    report = json.loads(done("audit", "verify", "--json"))["report"]
     assert report["valid"]
 
 

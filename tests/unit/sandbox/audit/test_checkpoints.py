@@ -217,7 +217,7 @@ def test_verb_makes_one_and_shows_how_the_log_grew(tmp_path: Path, monkeypatch: 
     assert note.Checkpoint.parse(note.Note.parse(shown.output.encode()).text).size == 3
     _filled(place, range(3, 6))
     assert call("audit", "checkpoint", "--log", "supervisor", "--old", "3").output.startswith("old 3\n")
-    assert document("audit", "verify")["valid"]
+    assert document("audit", "verify")["report"]["valid"]
 
 
 def test_each_row_is_proved_by_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
