@@ -81,12 +81,13 @@ def recent(
     wanted = show.Filter(run=run, agent=agent, intent=intent, kinds=kinds)
     if stream and wanted != show.Filter():
         raise errors.UsageError("--stream takes no filter but --since", hint="leave --stream out")
-    # A call that version 1's scripts make has the kinds and names that they decode.
+    # A call that version 1's scripts make has the kinds and names that they decode. Version 1 had a daemon only.
     first = as_json and not extended and since is None and wanted == show.Filter()
     if stream:
         audit_stream.follow(limit, since_ms, _line, as_json=as_json, extended=not first)
         return
     logs = read_logs.read_logs()
+    first = first and any(log.name == "daemon" for log in logs)
     every = _MOST if wanted != show.Filter() else limit
     rows = show.once((row for log in logs for row in (_last_of_v1 if first else _last)(log, every)), _copied)
     rows = [row for row in rows if _admitted(row, wanted) and (since_ms is None or show.moment(row) >= since_ms)]
@@ -97,6 +98,8 @@ def recent(
         found = {"kind": "audit_recent", "limit": limit, "since_ms": since_ms, "events": rows}
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
         common.emit(found if first else {**found, "logs": listed})
+        if first and any(show.kind_of(row) not in event_kinds.VERSION_1 for log in logs for row in _last(log, limit)):
+            common.say("rows of kinds that version 1 has not are left out; `--extended` shows them", err=True)
         return
     for log in logs:
         common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)

@@ -451,3 +451,16 @@ def test_time_of_a_row_is_taken_by_since(covenant_home: Path) -> None:
         )
     assert caught.value.hint is not None
     assert document("recent", "--since", caught.value.hint.split()[-1])["events"] == []
+
+
+def test_version_1s_kinds_alone_are_shown_where_daemon_has_a_log(covenant_home: Path) -> None:
+    fill(covenant_home / "supervisor", 2)
+    # Version 1 had no supervisor: without a daemon's log nothing is left out.
+    only = call("recent", "--json")
+    assert len(json.loads(only.stdout)["events"]) == 2
+    assert only.stderr == ""
+    fill(covenant_home, 1)
+    both = call("recent", "--json")
+    assert json.loads(both.stdout)["events"] == []
+    fix = both.stderr.split("`")[1]
+    assert len(json.loads(call("recent", "--json", fix).stdout)["events"]) == 3
