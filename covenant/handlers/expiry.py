@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import anyio
-import anyio.to_thread
 
 from covenant.handlers import paging
 from covenant.handlers.access import authorization
@@ -27,9 +26,9 @@ _WARN_SECONDS: Final = 6 * 3600.0
 
 async def found(server: Server) -> list[Expiry]:
     """Return what ends and has not ended for more than two weeks, the first to end first."""
-    cards, now_ms = server.agents.cards(), server.now_ms()
-    ends = await anyio.to_thread.run_sync(lambda: [(card.id, packages.ends_at(card)) for card in cards])
-    ending = [Expiry("envelope", agent_id, moment) for agent_id, moment in ends if moment is not None]
+    now_ms = server.now_ms()
+    ends = await packages.ends(server.agents.cards())
+    ending = [Expiry("envelope", agent_id, moment) for agent_id, moment in ends.items() if moment is not None]
     holders = {server.identity.agent.pubkey}
     for entry in server.peers.listing(_MOST_PEERS, None, "live").entries:
         holders.add(entry.agent_id.pubkey)

@@ -11,11 +11,9 @@ refused: a grant of `tool.call.NAME` never becomes one of another package's tool
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Protocol
@@ -23,8 +21,8 @@ from typing import Any, Final, Literal, Protocol
 import anyio
 
 from covenant.fair_share import Shares
+from covenant.providers import tool_packages
 from covenant.providers.mcp_servers import McpServer
-from covenant.providers.tool_packages import ToolPackage
 from covenant.providers.tools import Answer, ToolRegistry
 from covenant.runtime.supervisor_client import Supervised
 from covenant.runtime.tool_session import CALLS, ToolSession
@@ -95,7 +93,7 @@ class KeptServer:
         self.server, self._supervised, self._registry, self._audit = server, supervised, registry, audit
         self._names = names
         self._places = Shares(CALLS, operator=operator, of_one=CALLS_OF_ONE)
-        self._package, self._pinned = ToolPackage(server.package), tuple[Tool, ...]()
+        self._pinned = tuple[Tool, ...]()
         self.state: State = "starting"
         self._session: ToolSession | None = None
         # The names in the registry.
@@ -105,7 +103,7 @@ class KeptServer:
     async def look(self) -> None:
         """Read the names that the package pins now."""
         try:
-            self._pinned = tuple((await self._package.pins(seconds=_READ_SECONDS)).values())
+            self._pinned = tuple((await tool_packages.pins(self.server.package, seconds=_READ_SECONDS)).values())
         except errors.CovenantError:
             return  # its session is refused for that
         except Exception:
@@ -155,9 +153,8 @@ class KeptServer:
     async def _hold(self) -> errors.CovenantError:
         self._session = ToolSession(self.server.name)
         try:
-            directory, pins = await self._package.opened(seconds=_READ_SECONDS)
-            with contextlib.ExitStack() as stack:
-                stack.callback(os.close, directory)
+            opened = tool_packages.opened(self.server.package, seconds=_READ_SECONDS)
+            async with opened as (directory, pins):
                 return await self._session.run(self._supervised, directory, functools.partial(self._show, pins))
         except errors.CovenantError as e:
             return e

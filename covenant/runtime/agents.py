@@ -8,7 +8,9 @@ routed before a change continues with its agent.
 from __future__ import annotations
 
 import logging
+import math
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,8 @@ _AT_LATEST_MS: Final = 2_000
 _AGAIN_SECONDS: Final = 1.0
 # How long a watch without news runs.
 _IDLE_MS: Final = 5_000
+# The pause before packages are read again whose file system did not answer.
+_HANGING_AGAIN_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ class Agents:
         self._cards: tuple[Card, ...] = ()
         self._by_id: dict[str, Card] = {}
         self._turn = anyio.Lock()
+        # When packages on other file systems were read last.
+        self._read = -math.inf
 
     def cards(self) -> Sequence[Card]:
         """Return the agents that can be routed to, sorted by id. The same object until a change."""
@@ -101,11 +107,14 @@ class Agents:
             errors.HomeError: the directory cannot be read; the known agents stay.
         """
         async with self._turn:
-            listing = await anyio.to_thread.run_sync(packages.scan, self.place)
+            mounted = await packages.mounted(self.place)
+            self._read = time.monotonic()
+            listing = await anyio.to_thread.run_sync(packages.scan, self.place, mounted)
             known = {one.card.id: one.card for one in listing if one.card is not None and one.error is None}
             change = self._change(listing, known)
             if change.differs:
                 await noted(change)
+                _log_hanging(listing, before=self._listing)
                 self._listing, self._by_id = listing, known
                 self._cards = tuple(known[agent_id] for agent_id in sorted(known))
             return change
@@ -128,44 +137,56 @@ class Agents:
         scans.
         """
         try:
-            while not await self._watched(noted, stop):
-                # A name that the watcher cannot read ended the watch, so scan at intervals instead. Also, the watched
-                # directory may have been replaced by another.
-                await anyio.sleep(_AGAIN_SECONDS)
+            while (pause := await self._watched(noted, stop)) is not None:
+                await anyio.sleep(pause)
                 await self._look(noted)
         except* (OSError, RuntimeError) as e:
             # The watcher raises RuntimeError if there are no more inotify watches, or the directory was removed.
             _LOG.warning("agents are not watched for changes (%r): ask with `covenant agents reload`", e.exceptions[0])
 
-    async def _watched(self, noted: Noted, stop: anyio.Event | None) -> bool:
-        """Watch until ``stop``. Returns False if a name that is no UTF-8 ended the watcher, or if the directory was
-        replaced, so that the watcher would report nothing."""
-        looked, over = False, True
+    async def _watched(self, noted: Noted, stop: anyio.Event | None) -> float | None:
+        """Watch until ``stop``. Return the seconds to pause before a scan and another watch: the directories have
+        changed, so that the watcher would not report all, or a name that is no UTF-8 ended it. None at ``stop``.
+
+        Directories on other file systems are not watched, since the watcher would wait for them.
+        """
+        looked, pause = False, None
         await anyio.to_thread.run_sync(lambda: self.place.mkdir(mode=0o700, exist_ok=True))
-        watched = _which(self.place)
+        watched, below = _which(self.place), await anyio.to_thread.run_sync(packages.directories, self.place)
         try:
             async for changes in watchfiles.awatch(
-                self.place,
+                *(self.place, *below),
                 watch_filter=self._concerns,
                 debounce=_AT_LATEST_MS,
                 step=_SETTLE_MS,
                 stop_event=stop,
                 rust_timeout=_IDLE_MS,
                 yield_on_timeout=True,
+                recursive=False,
                 ignore_permission_denied=True,
             ):
                 # Scan once without a change as well: the watch has missed changes between the first scan and its own
                 # start.
-                if changes or not looked:
+                if changes or not looked or self._reads_again():
                     await self._look(noted)
                     looked = True
                 if _which(self.place) != watched:
-                    over = False
+                    pause = _AGAIN_SECONDS
                     break
+                if changes and below != await anyio.to_thread.run_sync(packages.directories, self.place):
+                    pause = 0.0
+                    break
+        except* FileNotFoundError:
+            pause = 0.0  # one of the directories was removed before the watch began
         except* WatchfilesRustInternalError as e:
-            over = False
+            pause = _AGAIN_SECONDS
             _LOG.warning("agents: the watch begins anew: %r", e.exceptions[0])
-        return over
+        return pause
+
+    def _reads_again(self) -> bool:
+        """Whether a package did not answer, and it is time to ask it again."""
+        late = time.monotonic() - self._read >= _HANGING_AGAIN_SECONDS
+        return late and any(isinstance(one.error, errors.HangingError) for one in self._listing)
 
     def _concerns(self, change: watchfiles.Change, path: str) -> bool:
         """Whether the path is a package's directory or its manifest. Other files of a package are read when it is
@@ -181,6 +202,13 @@ class Agents:
             await self.reload(noted)
         except errors.CovenantError as e:
             _LOG.warning("agents: %s", e)
+
+
+def _log_hanging(listing: Sequence[Listed], *, before: Sequence[Listed]) -> None:
+    known = {one.directory for one in before if isinstance(one.error, errors.HangingError)}
+    for one in listing:
+        if isinstance(one.error, errors.HangingError) and one.directory not in known:
+            _LOG.warning("package `%s`: %s (fix: %s)", one.directory, one.error.message, one.error.hint)
 
 
 def _which(place: Path) -> tuple[int, int] | None:

@@ -7,23 +7,19 @@ address, and nothing that another run could use.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
-import stat
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import anyio
 import anyio.to_thread
 
-from covenant.runtime.packages import Card
+from covenant.runtime.packages import Card, OpenPackage
 from covenant.runtime.runner import Intent
 from covenant.wire.types import AgentId
 from policy import errors
 from policy.manifest.tools import document
-
-_FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class ToolServer(Protocol):
@@ -86,24 +82,17 @@ async def while_served(
     return answer
 
 
-async def declares(card: Card, directory: int) -> bool:
+async def declares(card: Card, package: OpenPackage) -> bool:
     """Whether an agent's package declares tools of the daemon. It is not verified: the supervisor does that."""
     if not card.manifest.permissions.skills.allow:
         return False
-    return await anyio.to_thread.run_sync(_declares, directory)
+    return await anyio.to_thread.run_sync(_declares, package)
 
 
-def _declares(directory: int) -> bool:
+def _declares(package: OpenPackage) -> bool:
     try:
-        fd = os.open(document.FILE, _FILE, dir_fd=directory)
-    except OSError:
-        return False
-    with open(fd, "rb") as stream:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return False
-        raw = stream.read(document.MAX_BYTES + 1)
-    try:
-        tools = document.parse(raw)
-    except errors.ToolsError:
+        raw = package.read(document.FILE)
+        tools = None if raw is None else document.parse(raw)
+    except (errors.PackageError, errors.ToolsError):
         return False  # the run is refused for it
-    return any(server.transport == "daemon" for server in tools.servers)
+    return tools is not None and any(server.transport == "daemon" for server in tools.servers)

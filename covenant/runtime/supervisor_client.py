@@ -101,10 +101,11 @@ class Supervised:
                 daemon must not decide in its place.
         """
         try:
-            with _limited(_ASK_SECONDS, "did not verify the package in time"), packages.opened(card) as directory:
-                checked = await self._until_taken(
-                    lambda: self._ask("check_package", fds=[directory], manifest_sha256=card.digest)
-                )
+            async with packages.reached(card) as one:
+                with _limited(_ASK_SECONDS, "did not verify the package in time"):
+                    checked = await self._until_taken(
+                        lambda: self._ask("check_package", fds=[one.directory], manifest_sha256=card.digest)
+                    )
         except errors.NoSupervisorError as e:
             if e.details.get(CONFIGURED):
                 raise
@@ -166,12 +167,12 @@ class Supervised:
             "rows": True,
             **optional,
         }
-        with packages.opened(card) as directory:
+        async with packages.reached(card) as one:
             tools = self._tools
-            if tools is None or not await run_tools.declares(card, directory):
-                return await self._ask("run", fds=[directory], beside=beside, **fields)
+            if tools is None or not await run_tools.declares(card, one):
+                return await self._ask("run", fds=[one.directory], beside=beside, **fields)
             with run_tools.opened(tools, caller) as line:
-                fds, named = [directory, line.theirs.fileno()], line.tools
+                fds, named = [one.directory, line.theirs.fileno()], line.tools
 
                 async def ask() -> dict[str, Any]:
                     return await self._ask("run", fds=fds, beside=beside, daemon_tools=named, **fields)

@@ -367,6 +367,8 @@ class AgentListing(Wire):
     tools_allowed: tuple[str, ...] = ()
     routable: bool
     error: str | None = None
+    # Ours: the fix of the error.
+    fix: str | None = omitted()
     # Where the request asked for it: `ok`, `unknown` where no supervisor verified it, or the code of the error, and
     # the error; and the signature's end.
     signature: str | None = omitted()

@@ -1,10 +1,10 @@
 """Open a package directory and read files of it, as a program: what waits for a file system that does not answer is
 this process, and none that others wait for.
 
-    python -I -m sandbox.storage.package_process PATH NAME...      stdin is a stream socket
+    python -I -m sandbox.storage.package_process PATH NAME:BYTES...      stdin is a stream socket
 
 It sends a descriptor of the directory with the first byte, and then one JSON document: ``files`` by name, in base64, or
-``error``. A name that the package does not have is left out.
+``error``. A name that the package does not have is left out. BYTES is the most that a file may have.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from policy import errors
-from sandbox.storage import package_reader
+from sandbox.storage import plain_file
 
 
-def main(path: str, names: Sequence[str]) -> None:
-    """Read the package and send what there is of it."""
+def main(path: str, wanted: Iterable[str]) -> None:
+    """Read the files and send what there is of them."""
     with socket.socket(fileno=0) as sock:
         directory, document = -1, dict[str, Any]()
         try:
             directory = _opened(path)
-            files = package_reader.read(directory).files
-            document["files"] = {name: base64.b64encode(files[name]).decode() for name in names if name in files}
+            document["files"] = files = dict[str, str]()
+            for name, _, most in (one.rpartition(":") for one in wanted):
+                if (raw := plain_file.read(directory, name, most=int(most))) is not None:
+                    files[name] = base64.b64encode(raw).decode()
         except errors.CovenantError as e:
-            document["error"] = e.to_json()
+            document = {"error": e.to_json()}
         socket.send_fds(sock, [b" "], [] if directory < 0 else [directory])
         sock.sendall(json.dumps(document).encode())
 

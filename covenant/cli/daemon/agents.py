@@ -54,7 +54,8 @@ def _show(response: dict[str, Any], *, as_json: bool) -> None:
 def _state(one: dict[str, Any]) -> str:
     """Return what a package is worth now: whether it is routed to, and whether its signature would let it run."""
     if not one["routable"]:
-        return str(one["error"] or "not routable")
+        fix = f" (fix: {one['fix']})" if one.get("fix") else ""
+        return f"{one['error'] or 'not routable'}{fix}"
     signature, ends = one.get("signature"), one.get("expires_at")
     if signature == "unknown":
         return "routable, signature not verified"

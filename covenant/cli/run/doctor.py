@@ -114,7 +114,24 @@ def of_the_home() -> list[Check]:
         about = "nothing: what ends within 14 days stops to work then"
         fix = "covenant manifest renew DIR --key NAME; grant or enrol again"
         checks.append(Check("daemon's expiry", Status.DEGRADED, about, words, fix))
-    return checks
+    return [*checks, *_of_the_agents()]
+
+
+def _of_the_agents() -> Iterator[Check]:
+    """Yield a check if a live daemon lists packages that it routes no intent to."""
+    from covenant.cli.daemon import client
+    from sandbox.doctor import Check, Status
+
+    # Without a daemon nothing is routed.
+    with contextlib.suppress(errors.CovenantError):
+        lost = [one for one in client.ask("list_agents")["agents"] if not one["routable"]]
+        if lost:
+            more = f"; and {len(lost) - _MOST_NAMED} more" if len(lost) > _MOST_NAMED else ""
+            words = "; ".join(f"{one['id'] or one['directory']}: {one['error']}" for one in lost[:_MOST_NAMED]) + more
+            fixes = dict.fromkeys(one["fix"] for one in lost[:_MOST_NAMED] if one.get("fix"))
+            about = "nothing: no intent is routed to these packages"
+            fix = "; ".join(fixes) or "covenant agents list"
+            yield Check("daemon's agents", Status.DEGRADED, about, words, fix)
 
 
 def _of_the_services() -> Iterator[Check]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import anyio
-import anyio.to_thread
 
 from covenant.handlers import billing, paging
 from covenant.handlers.access import authorization
@@ -36,13 +35,13 @@ async def list_agents(server: Server, caller: Caller, asked: requests.ListAgents
 async def _verified(server: Server, shown: Sequence[parts.AgentListing]) -> tuple[parts.AgentListing, ...]:
     """Return the listings with what their signatures are worth now."""
     by_id = {card.id: card for card in server.agents.cards()}
+    ends = await packages.ends(tuple(by_id.values()))
     found: dict[str, parts.AgentListing] = {}
     limit = anyio.CapacityLimiter(_VERIFIED_AT_ONCE)
 
     async def look(one: parts.AgentListing, card: Card) -> None:
         async with limit:
-            ends = await anyio.to_thread.run_sync(packages.ends_at, card)
-            told: dict[str, Any] = {"signature": "ok", "expires_at": ends}
+            told: dict[str, Any] = {"signature": "ok", "expires_at": ends.get(card.id)}
             try:
                 await server.runners.check_signature(card)
             except (errors.NoSupervisorError, errors.ServiceError) as e:
@@ -83,8 +82,9 @@ async def noted(server: Server, change: Change, cause: Cause, caller: Caller | N
 
 def _shown(one: Listed) -> parts.AgentListing:
     error = None if one.error is None else str(one.error)
+    fix = (one.error and one.error.hint) or None
     if one.card is None:
-        return parts.AgentListing(directory=one.directory, routable=False, error=error)
+        return parts.AgentListing(directory=one.directory, routable=False, error=error, fix=fix)
     manifest = one.card.manifest
     about: dict[str, Any] = {
         "id": one.card.id,
@@ -98,7 +98,7 @@ def _shown(one: Listed) -> parts.AgentListing:
         "budget_credits_per_hour": manifest.settlement.budget_credits_per_hour,
         "tools_allowed": manifest.hermes.tools_allowed,
     }
-    return parts.AgentListing(directory=one.directory, routable=error is None, error=error, **about)
+    return parts.AgentListing(directory=one.directory, routable=error is None, error=error, fix=fix, **about)
 
 
 HANDLERS: Final[Mapping[str, Handler]] = {"list_agents": list_agents, "reload_agents": reload_agents}
