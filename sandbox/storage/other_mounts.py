@@ -23,7 +23,7 @@ def names(place: Path) -> frozenset[str]:
         return frozenset()
     own = f"{os.major(device)}:{os.minor(device)}"
     # The table has paths without symlinks.
-    above = f"{os.path.realpath(place)}/"
+    above = os.path.join(os.path.realpath(place), "")
     return frozenset(
         mount.point.removeprefix(above).split("/", 1)[0]
         for mount in filesystems.mounts()

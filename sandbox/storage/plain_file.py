@@ -25,13 +25,15 @@ def read(directory: int, name: str, *, most: int) -> bytes | None:
     except OSError as e:
         reason = "is a symlink" if e.errno == errno.ELOOP else f"cannot be read: {e.strerror}"
         raise errors.PackageError(f"`{name}` {reason}", where=name) from e
-    with os.fdopen(fd, "rb") as stream:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise errors.PackageError(f"`{name}` is no plain file", where=name)
-        try:
+        with os.fdopen(fd, "rb", closefd=False) as stream:
             raw = stream.read(most + 1)
-        except OSError as e:
-            raise errors.PackageError(f"`{name}` cannot be read: {e.strerror}", where=name) from e
+    except OSError as e:
+        raise errors.PackageError(f"`{name}` cannot be read: {e.strerror}", where=name) from e
+    finally:
+        os.close(fd)
     if len(raw) > most:
         raise errors.PackageError(f"`{name}` is over {most} bytes", where=name)
     return raw
