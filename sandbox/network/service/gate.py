@@ -187,76 +187,24 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
         errors.RunError: what ``patience`` watches said so, or a process was not executed in time.
         errors.KernelError: the listener cannot be made, or a process cannot be started.
     """
+    common: dict[str, Any] = {"layer": LAYER, "codes": CODES, "join_files": join_files, "patience": patience}
     with contextlib.ExitStack() as stack:
         ledger = stack.enter_context(contextlib.closing(ModelLedger(plan, terms.told)))
+        # Ours until the processes are started: each then has its own.
         with contextlib.ExitStack() as ours:
             try:
-                listener = ours.enter_context(inside(lambda: listening(plan["listen"], _BACKLOG)))
-                lines = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                near, far = (ours.enter_context(one) for one in lines)
-                far_page, reads = None, {}
-                if plan.get("web", {}).get("fetch"):
-                    near_page, far_page = (ours.enter_context(one) for one in socket.socketpair())
-                    reads = {"reader": near_page.fileno()}
-                far_reader = None
-                if terms.collector is not None:
-                    near_reader, far_reader = (ours.enter_context(one) for one in socket.socketpair())
-                    reads = {**reads, "telemetry": near_reader.fileno()}
-                namespace = netns.current()
+                lines = _lines(plan, terms, inside, ours)
             except OSError as e:
                 raise errors.KernelError(f"cannot listen for the service gate: {e.strerror}") from e
-            ours.callback(os.close, namespace)
-            common: dict[str, Any] = {
-                "layer": LAYER,
-                "codes": CODES,
-                "join_files": join_files,
-                "patience": patience,
-            }
-            connector = gate_process.Gate(
-                module=CONNECTOR.module,
-                uid=uids.SERVICE_CONNECTOR,
-                plan=targets(plan, terms),
-                fds={"line": far.fileno()},
-                calls=CONNECTOR_CALLS,
-                namespace=namespace,
-                threads=True,
-                keeps_files=True,
-                **common,
-            )
             tools = None
             if terms.tools is not None:
                 tools = stack.enter_context(tool_gate.open(terms.tools, join_files=join_files, patience=patience))
-                reads = {**reads, "tools": tools.line.fileno()}
-            if terms.commands is not None:
-                reads = {**reads, "commands": terms.commands.gate_end}
-            gate = gate_process.Gate(
-                module=KIND.module,
-                uid=uids.SERVICE,
-                plan={
-                    **plan,
-                    "agent": addresses.AGENT4,
-                    "providers": terms.peers(),
-                    "pages": {host: {"ca": str(one.ca or ""), "mock": one.mock} for host, one in terms.pages.items()},
-                    "system_ca": str(SYSTEM_CA),
-                    "credits": terms.credits,
-                    "collector": terms.collecting(),
-                },
-                fds={
-                    "listener": listener.fileno(),
-                    "connector": near.fileno(),
-                    "usage": ledger.gate_end,
-                    **({} if terms.meter is None else {"credits": terms.meter}),
-                    **reads,
-                },
-                calls=CALLS,
-                counts=terms.meter is not None,
-                descriptors=_DESCRIPTORS,
-                **common,
-            )
-            started = [connector, gate] if far_page is None else [connector, gate, _reader(far_page, common)]
-            if far_reader is not None and terms.collector is not None:
-                started.append(_telemetry(far_reader, terms.collector, common))
-            processes = tuple(stack.enter_context(gate_process.start(one)) for one in started)
+            gates = [
+                _connector(plan, terms, lines, common),
+                _server(plan, terms, _descriptors(terms, lines, ledger, tools), common),
+                *_readers(terms, lines, common),
+            ]
+            processes = tuple(stack.enter_context(gate_process.start(one)) for one in gates)
             ledger.started()
             if tools is not None:
                 tools.given()
@@ -269,6 +217,100 @@ def open(  # noqa: A001 - the module's verb: gate.open(...)
         for one in processes:
             watches.update(one.watches(denied))
         yield ServiceGate(processes, watches, ledger, None if tools is None else tools.ledger)
+
+
+class _Lines(Struct, frozen=True):
+    """The listener, the namespace of the connector, and the lines of the server to the others: its own end first."""
+
+    listener: socket.socket
+    namespace: int
+    connector: tuple[socket.socket, socket.socket]
+    pages: tuple[socket.socket, socket.socket] | None = None
+    telemetry: tuple[socket.socket, socket.socket] | None = None
+
+
+def _lines(
+    plan: Mapping[str, Any], terms: Terms, inside: Callable[[Callable[[], Any]], Any], stack: contextlib.ExitStack
+) -> _Lines:
+    """Open them, until the stack ends.
+
+    Raises:
+        OSError: one cannot be made.
+    """
+
+    def pair(kind: socket.SocketKind = socket.SOCK_STREAM) -> tuple[socket.socket, socket.socket]:
+        near, far = socket.socketpair(socket.AF_UNIX, kind)
+        return stack.enter_context(near), stack.enter_context(far)
+
+    listener = stack.enter_context(inside(lambda: listening(plan["listen"], _BACKLOG)))
+    connector = pair(socket.SOCK_SEQPACKET)
+    pages = pair() if plan.get("web", {}).get("fetch") else None
+    telemetry = None if terms.collector is None else pair()
+    namespace = netns.current()
+    stack.callback(os.close, namespace)
+    return _Lines(listener, namespace, connector, pages, telemetry)
+
+
+def _descriptors(terms: Terms, lines: _Lines, ledger: ModelLedger, tools: tool_gate.ToolGate | None) -> dict[str, int]:
+    """Return the server's descriptors, by their names in its start."""
+    optional = {
+        "credits": terms.meter,
+        "reader": None if lines.pages is None else lines.pages[0].fileno(),
+        "telemetry": None if lines.telemetry is None else lines.telemetry[0].fileno(),
+        "tools": None if tools is None else tools.line.fileno(),
+        "commands": None if terms.commands is None else terms.commands.gate_end,
+    }
+    return {
+        "listener": lines.listener.fileno(),
+        "connector": lines.connector[0].fileno(),
+        "usage": ledger.gate_end,
+        **{name: fd for name, fd in optional.items() if fd is not None},
+    }
+
+
+def _connector(plan: Mapping[str, Any], terms: Terms, lines: _Lines, common: Mapping[str, Any]) -> gate_process.Gate:
+    return gate_process.Gate(
+        module=CONNECTOR.module,
+        uid=uids.SERVICE_CONNECTOR,
+        plan=targets(plan, terms),
+        fds={"line": lines.connector[1].fileno()},
+        calls=CONNECTOR_CALLS,
+        namespace=lines.namespace,
+        threads=True,
+        keeps_files=True,
+        **common,
+    )
+
+
+def _server(
+    plan: Mapping[str, Any], terms: Terms, fds: Mapping[str, int], common: Mapping[str, Any]
+) -> gate_process.Gate:
+    return gate_process.Gate(
+        module=KIND.module,
+        uid=uids.SERVICE,
+        plan={
+            **plan,
+            "agent": addresses.AGENT4,
+            "providers": terms.peers(),
+            "pages": {host: {"ca": str(one.ca or ""), "mock": one.mock} for host, one in terms.pages.items()},
+            "system_ca": str(SYSTEM_CA),
+            "credits": terms.credits,
+            "collector": terms.collecting(),
+        },
+        fds=fds,
+        calls=CALLS,
+        counts=terms.meter is not None,
+        descriptors=_DESCRIPTORS,
+        **common,
+    )
+
+
+def _readers(terms: Terms, lines: _Lines, common: Mapping[str, Any]) -> list[gate_process.Gate]:
+    """Return the processes that read what strangers wrote: pages, and the telemetry of the agent."""
+    found = [] if lines.pages is None else [_reader(lines.pages[1], common)]
+    if lines.telemetry is not None and terms.collector is not None:
+        found.append(_telemetry(lines.telemetry[1], terms.collector, common))
+    return found
 
 
 def _system_ca() -> str:
