@@ -188,41 +188,14 @@ def run(
         # A revocation finds the cgroup by now; one that came before left its mark.
         if directory is not None and (revoked := marks.verdict(directory.path)) is not None:
             raise revoked
-        launch = proc_launch.Launch(
-            program=plan.program,
-            arguments=[plan.program] if executable else [plan.program, plan.policy.entry],
-            environment=_environment(plan, run_id),
-            mounts=[mount],
-            prepare=lambda: confine.enter(confinement),
-            directory=WORKSPACE,
-            join_files=() if leaf is None else leaf.join_files(),
-        )
+        launch = _launch(plan, run_id, mount, confinement, leaf)
         asked = {} if operations is None else operations.before()
-        patience = spawn.Patience(
-            seconds=limits.start_seconds,
-            watches={**watches, **asked},
-            look=lambda: None if directory is None else marks.verdict(directory.path),
-            kill=(lambda: None) if leaf is None else leaf.kill,
-        )
+        patience = _patience(limits, {**watches, **asked}, directory, leaf)
         child = stack.enter_context(spawn.spawn(launch, patience))
         if leaf is not None:
             stack.callback(leaf.kill)  # before it is waited for: what stands in a stopped cgroup takes no signal
-        # spawn returns after execve, so the agent has started: a descriptor that is readable already.
-        started = os.eventfd(1, os.EFD_CLOEXEC)
-        stack.callback(os.close, started)
         meter = Meter(leaf, noted=None if directory is None else directory.path / METER)
-        channel = ContainerIO(
-            stdin=child.stdin,
-            stdout=child.stdout,
-            stderr=child.stderr,
-            pidfd=child.pidfd,
-            started=started,
-            has_started=lambda: True,
-            handle=_LocalProcess(child, leaf),
-            observer=RunnerObserver(observer, meter),
-            rounds=rounds,
-            watches=watches,
-        )
+        channel = _channel(child, leaf, RunnerObserver(observer, meter), rounds, watches, stack)
         if signals is not None:
             stack.callback(signals.handlers)  # the descriptor by which it kills is closed after this
             signals.handlers(channel.handle.kill, child.has_ended)
@@ -238,6 +211,60 @@ def run(
         # The revoking process killed it, which looks like a failure of its own.
         ended = exchange.error if directory is None else marks.verdict(directory.path) or exchange.error
         return _finished(plan, exchange, ended, status, meter)
+
+
+def _launch(
+    plan: Plan, run_id: str, mount: proc_launch.Attach, confinement: confine.Confinement, leaf: cgroup.Leaf | None
+) -> proc_launch.Launch:
+    arguments = [plan.program] if plan.policy.runtime == "rust-bin" else [plan.program, plan.policy.entry]
+    return proc_launch.Launch(
+        program=plan.program,
+        arguments=arguments,
+        environment=_environment(plan, run_id),
+        mounts=[mount],
+        prepare=lambda: confine.enter(confinement),
+        directory=WORKSPACE,
+        join_files=() if leaf is None else leaf.join_files(),
+    )
+
+
+def _patience(
+    limits: Limits,
+    watches: Mapping[int, Callable[[], Outcome]],
+    directory: RunDirectory | None,
+    leaf: cgroup.Leaf | None,
+) -> spawn.Patience:
+    return spawn.Patience(
+        seconds=limits.start_seconds,
+        watches=watches,
+        look=lambda: None if directory is None else marks.verdict(directory.path),
+        kill=(lambda: None) if leaf is None else leaf.kill,
+    )
+
+
+def _channel(
+    child: spawn.Child,
+    leaf: cgroup.Leaf | None,
+    observer: RunnerObserver,
+    rounds: Sequence[PeriodicCheck],
+    watches: Mapping[int, Callable[[], Outcome]],
+    stack: contextlib.ExitStack,
+) -> ContainerIO:
+    # spawn returns after execve, so the agent has started: a descriptor that is readable already.
+    started = os.eventfd(1, os.EFD_CLOEXEC)
+    stack.callback(os.close, started)
+    return ContainerIO(
+        stdin=child.stdin,
+        stdout=child.stdout,
+        stderr=child.stderr,
+        pidfd=child.pidfd,
+        started=started,
+        has_started=lambda: True,
+        handle=_LocalProcess(child, leaf),
+        observer=observer,
+        rounds=rounds,
+        watches=watches,
+    )
 
 
 def _need_root() -> None:
