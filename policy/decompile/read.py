@@ -118,26 +118,11 @@ def read(files: Files) -> Decompiled:
     if oci.init != (calls_init and bool(seen.executables)):
         raise refuse(f"{config.CONFIG}:process/args", "an init starts the agent exactly where it may start programs")
     reached = network.read(files)
-    if oci.relay != bool(reached.ssh):
-        raise refuse(f"{config.CONFIG}:process/args", "a relay starts the agent exactly where keys of SSH are granted")
-    if bool(oci.stack) != reached.linked:
-        raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
-    if seen.resolver != reached.named:
-        raise refuse(mounts.MOUNTS, "a resolver is named exactly where names are resolved")
+    _check_network(oci, seen, reached)
     held, credentials = supervision.read(files), supervision.credentials(files)
-    if seen.secrets != oci.secrets or (seen.secrets and not credentials.listing()):
-        raise refuse(mounts.MOUNTS, "credentials are files exactly where the environment says so, and some are granted")
-    if reached.tools != bool(held.skills.allow.listing()):
-        raise refuse("gates.json:services", "tools are answered for exactly where some are granted")
+    _check_supervision(oci, seen, reached, held, credentials)
     asks = held.spawning.allowed or bool(credentials.listing()) or held.skills.mcp
-    if oci.terminal != (held.contract == "terminal"):
-        raise refuse(config.CONFIG, f"a terminal, and the contract {held.contract}")
-    disk, odd = divmod(oci.disk_bytes, config.MIB)
-    written = sum(seen.rooms.values()) + (0 if seen.workspace is None else seen.workspace.max_mb)
-    if odd or (seen.scratch_mb is not None and seen.scratch_mb + seen.shared_mb + written != disk):
-        sizes = f"scratch {seen.scratch_mb} MiB, shared memory {seen.shared_mb} and written paths {written}"
-        message = f"a file may have {oci.disk_bytes} bytes, {sizes}"
-        raise refuse(config.CONFIG, message)
+    disk = _disk_mb(oci, seen)
     limits = cgroup.read(
         files, oci.resources, pids_max=oci.pids_max, scratch_mb=(seen.scratch_mb or 0) + seen.shared_mb
     )
@@ -186,6 +171,55 @@ def read(files: Files) -> Decompiled:
         config.runtime(files, stack=oci.stack, broker=asks),
         reached,
     )
+
+
+def _check_network(oci: config.Config, seen: mounts.RootContents, reached: network.Reached) -> None:
+    """Check that the network's parts of the other artefacts are those of this network.
+
+    Raises:
+        errors.ArtefactError: they are not.
+    """
+    if oci.relay != bool(reached.ssh):
+        raise refuse(f"{config.CONFIG}:process/args", "a relay starts the agent exactly where keys of SSH are granted")
+    if bool(oci.stack) != reached.linked:
+        raise refuse(f"{config.CONFIG}:linux/namespaces", f"they are not those of network {reached.mode}")
+    if seen.resolver != reached.named:
+        raise refuse(mounts.MOUNTS, "a resolver is named exactly where names are resolved")
+
+
+def _check_supervision(
+    oci: config.Config,
+    seen: mounts.RootContents,
+    reached: network.Reached,
+    held: supervision.Supervision,
+    credentials: CredentialSet,
+) -> None:
+    """Check that what the supervisor serves is what the other artefacts have a part for.
+
+    Raises:
+        errors.ArtefactError: it is not.
+    """
+    if seen.secrets != oci.secrets or (seen.secrets and not credentials.listing()):
+        raise refuse(mounts.MOUNTS, "credentials are files exactly where the environment says so, and some are granted")
+    if reached.tools != bool(held.skills.allow.listing()):
+        raise refuse("gates.json:services", "tools are answered for exactly where some are granted")
+    if oci.terminal != (held.contract == "terminal"):
+        raise refuse(config.CONFIG, f"a terminal, and the contract {held.contract}")
+
+
+def _disk_mb(oci: config.Config, seen: mounts.RootContents) -> int:
+    """Return the MiB that a file may have: the sum of the places to write to.
+
+    Raises:
+        errors.ArtefactError: it is another.
+    """
+    disk, odd = divmod(oci.disk_bytes, config.MIB)
+    written = sum(seen.rooms.values()) + (0 if seen.workspace is None else seen.workspace.max_mb)
+    if odd or (seen.scratch_mb is not None and seen.scratch_mb + seen.shared_mb + written != disk):
+        sizes = f"scratch {seen.scratch_mb} MiB, shared memory {seen.shared_mb} and written paths {written}"
+        message = f"a file may have {oci.disk_bytes} bytes, {sizes}"
+        raise refuse(config.CONFIG, message)
+    return disk
 
 
 def _filters(files: Files, oci: config.Config) -> tuple[str, CallTable]:
