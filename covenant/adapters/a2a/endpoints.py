@@ -23,6 +23,7 @@ from covenant.adapters.a2a import following
 from covenant.adapters.a2a.following import Followed, Following, TaskEvents
 from covenant.adapters.a2a.push import Pushes
 from covenant.adapters.http import refusals, routes, streams
+from covenant.handlers.access import authentication
 from covenant.handlers.caller import Caller
 from covenant.handlers.mailbox import a2a
 from covenant.handlers.server import Server
@@ -190,7 +191,7 @@ class A2aEndpoints:
                 with self._follow(asked, view.id) as one:
                     view = await following.end_of(one, WAIT_SECONDS)
                 if not await self._gate.still(asked.request, asked.caller):
-                    raise errors.HttpRefusedError("the token was revoked or has ended", status=401)
+                    raise errors.HttpRefusedError(authentication.ENDED, status=401)
         return _reply(asked, shapes.sent(view, asked.dialect))
 
     async def _sent(self, asked: _Asked, call: calls.Send) -> shapes.TaskView:

@@ -17,7 +17,7 @@ from typing import Final
 import anyio
 import anyio.to_thread
 
-from covenant.handlers.access import authorization
+from covenant.handlers.access import authentication, authorization
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.wire import mcp_server, responses
@@ -167,7 +167,7 @@ class _Run:
             errors.AuthenticationError: no token of the caller is valid any more.
         """
         if self._has_token and not self._server.peers.of(self._caller.agent.pubkey):
-            raise errors.AuthenticationError("the token was revoked or has ended")
+            raise errors.AuthenticationError(authentication.ENDED)
 
     async def _read(self) -> bytes:
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Final, Literal
 
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
@@ -11,6 +11,8 @@ from policy import base58, errors
 
 Transport = Literal["ipc", "http"]
 _TOKEN_BYTES = 32
+# The refusal of a caller who was admitted and is not any more.
+ENDED: Final = "the token was revoked or has ended"
 # 32 bytes have at most 44 digits in base58.
 _LONGEST = 64
 
@@ -48,7 +50,7 @@ def check(server: Server, caller: Caller) -> None:
         errors.AuthenticationError: the token is not valid any more.
     """
     if not caller.operator and not server.peers.admits(caller.agent.pubkey, caller.token_prefix):
-        raise errors.AuthenticationError("the token was revoked or has ended")
+        raise errors.AuthenticationError(ENDED)
 
 
 async def respond(server: Server, caller: Caller, request: requests.Request) -> responses.Response:
