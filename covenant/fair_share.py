@@ -45,10 +45,16 @@ class Shares:
     def place_now(self, pubkey: str) -> Iterator[None]:
         """Hold a place during the block, without waiting for one. The operator too has at most ``of_one`` of these.
 
+        Any other peer with places gets a further one only while more are free than it has. So some peers together
+        cannot take all: half of what they left is there for the next one.
+
         Raises:
             anyio.WouldBlock: there is none for this peer now.
         """
         with self._counted(pubkey) as peer, contextlib.ExitStack() as stack:
+            has = peer.places.borrowed_tokens
+            if pubkey != self._operator and has and self._of_others.available_tokens <= has:
+                raise anyio.WouldBlock
             for places in (peer.places, *([self._of_others] if pubkey != self._operator else []), self._all):
                 this = object()
                 places.acquire_on_behalf_of_nowait(this)

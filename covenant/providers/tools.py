@@ -149,7 +149,8 @@ def _busy(known: _Known) -> errors.BusyError:
     assert known.places is not None
     server = known.spec.source or known.spec.name
     return errors.BusyError(
-        f"too many calls of `{server}` are under way; one caller has at most {known.places.of_one}",
+        f"too many calls of `{server}` are under way; one caller has at most {known.places.of_one}, and no "
+        "more than are free",
         hint="ask again when one of them has ended",
     )
 

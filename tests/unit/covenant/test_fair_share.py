@@ -98,12 +98,40 @@ async def test_whoever_goes_away_while_they_wait_takes_no_place_along() -> None:
 async def test_place_now_is_there_or_refused() -> None:
     shares = Shares(8, operator=OPERATOR, of_one=2)
     with contextlib.ExitStack() as held:
-        for whom, count in ((ALICE, 2), (BOB, 2), (CAROL, 2), (OPERATOR, 2)):
+        for whom, count in ((ALICE, 2), (BOB, 2), (CAROL, 1), (OPERATOR, 2)):
             for _ in range(count):
                 held.enter_context(shares.place_now(whom))
             with pytest.raises(anyio.WouldBlock), shares.place_now(whom):
                 pytest.fail("it has its share")
-        with pytest.raises(anyio.WouldBlock), shares.place_now("dave"):
+        held.enter_context(shares.place_now("dave"))
+        with pytest.raises(anyio.WouldBlock), shares.place_now("erin"):
             pytest.fail("the last places are the operator's")
     with shares.place_now(ALICE), shares.place_now(ALICE):
         pass
+
+
+async def test_peers_that_collude_leave_places_to_others() -> None:
+    """As many as an entry `[[mcp.server]]` has: three shares of 16 are all 48 that are not the operator's."""
+    shares = Shares(64, operator=OPERATOR, of_one=16)
+    with contextlib.ExitStack() as held:
+        for whom in (ALICE, BOB, CAROL):
+            _take_all(shares, whom, held)
+        assert _take_all(shares, "dave", held) == 4
+        assert _take_all(shares, "erin", held) == 2
+        assert _take_all(shares, "frank", held) == 1
+        assert _take_all(shares, OPERATOR, held) == 16
+
+
+async def test_peer_alone_has_its_whole_share() -> None:
+    shares = Shares(64, operator=OPERATOR, of_one=16)
+    with contextlib.ExitStack() as held:
+        assert [_take_all(shares, whom, held) for whom in (ALICE, BOB)] == [16, 16]
+
+
+def _take_all(shares: Shares, whom: str, held: contextlib.ExitStack) -> int:
+    taken = 0
+    with contextlib.suppress(anyio.WouldBlock):
+        while True:
+            held.enter_context(shares.place_now(whom))
+            taken += 1
+    return taken
