@@ -206,7 +206,7 @@ def _instead(what: str) -> Listed:
 
 @contextlib.asynccontextmanager
 async def reached(card: Card) -> AsyncIterator[OpenPackage]:
-    """Open the card's directory, whatever its file system is. For the event loop.
+    """Open the card's directory, also on a file system that may not answer. For the event loop.
 
     Raises:
         errors.HangingError: its file system does not answer.
