@@ -83,10 +83,13 @@ class WorkspaceRequests(Struct, frozen=True):
         rows, damaged = [], []
         for one in store.listed(self.state, self.who.uid):
             try:
-                rows.append(_listed(one, one.record()))
+                record = one.record()
             except errors.WorkspaceError:
                 damaged.append(one.path.name)
-        return {"kind": "workspaces", "workspaces": rows, "damaged": damaged}
+            else:
+                rows.append((record.started_ns, record.run_id, _listed(one, record)))
+        rows.sort(key=lambda row: row[:2])
+        return {"kind": "workspaces", "workspaces": [row for _, _, row in rows], "damaged": damaged}
 
     def _diff(self, run: str, paths: Sequence[str] = (), *, exact: bool = False) -> dict[str, Any]:
         place = self._find(run)

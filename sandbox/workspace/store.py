@@ -354,7 +354,7 @@ def place(state: Path, run_id: str) -> WorkspaceDirectory:
 
 
 def listed(state: Path, uid: int = 0) -> list[WorkspaceDirectory]:
-    """Return the workspaces of a user, for root all of the store, the oldest run first."""
+    """Return the workspaces of a user, for root all of the store, by run id."""
     top = state / "workspaces"
     names = sorted(one.name for one in top.iterdir() if (one / RECORD).exists()) if top.exists() else []
     return [one for one in map(WorkspaceDirectory, (top / name for name in names)) if not uid or _is_of(one, uid)]

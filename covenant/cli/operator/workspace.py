@@ -39,7 +39,7 @@ def workspace() -> None:
 @workspace.command("list", epilog=common.examples("covenant workspace list"))
 @_JSON
 def list_workspaces(as_json: bool) -> None:
-    """List the workspaces whose changes are neither applied nor discarded, with their sizes and ages."""
+    """List the workspaces whose changes are neither applied nor discarded, with sizes and ages, oldest first."""
     from covenant.cli import terminal
 
     answer = workspaces.ask("list")

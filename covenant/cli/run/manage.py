@@ -42,7 +42,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 @click.option("--watch", is_flag=True, help="Show it again each second, on a terminal.")
 @_JSON
 def ps(tree: bool, watch: bool, as_json: bool) -> None:
-    """List the runs that live now: whose agents they are, their states and their ages."""
+    """List the runs that live now: whose agents they are, their states and their ages; oldest first."""
     if watch and (as_json or not sys.stdout.isatty()):
         raise errors.UsageError("--watch is for a terminal", hint="ask again with `covenant ps --json`")
     if as_json:
