@@ -119,6 +119,10 @@ def listing_digest(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
+_LESS = "take out what the agent does not need, or put dependencies into a layer: covenant layer build"
+_RENAME = "give it another name, or take it out of the package"
+
+
 def check_size(*, files: int, total_bytes: int) -> None:
     """Refuse a package of too many files or bytes; the reader asks before it reads.
 
@@ -126,20 +130,22 @@ def check_size(*, files: int, total_bytes: int) -> None:
         errors.PackageError: over ``MAX_FILES`` or ``MAX_BYTES``.
     """
     if files > MAX_FILES:
-        raise errors.PackageError(f"the package has more than {MAX_FILES} files")
+        raise errors.PackageError(f"the package has more than {MAX_FILES} files", hint=_LESS)
     if total_bytes > MAX_BYTES:
-        raise errors.PackageError(f"the package is larger than {MAX_BYTES // (1024 * 1024)} MiB")
+        raise errors.PackageError(f"the package is larger than {MAX_BYTES // (1024 * 1024)} MiB", hint=_LESS)
 
 
-def check_envelope_size(size: int) -> None:
-    """Refuse an envelope larger than ``MAX_ENVELOPE_BYTES``.
+def check_envelope_size(size: int, *, hint: str = "remove it, then sign the package again") -> None:
+    """Refuse an envelope larger than ``MAX_ENVELOPE_BYTES``. The fix is of one that was read.
 
     Raises:
         errors.PackageError: it is.
     """
     if size > MAX_ENVELOPE_BYTES:
         raise errors.PackageError(
-            f"`{ENVELOPE_NAME}` is larger than {MAX_ENVELOPE_BYTES // (1024 * 1024)} MiB", where=ENVELOPE_NAME
+            f"`{ENVELOPE_NAME}` is larger than {MAX_ENVELOPE_BYTES // (1024 * 1024)} MiB",
+            hint=hint,
+            where=ENVELOPE_NAME,
         )
 
 
@@ -157,9 +163,9 @@ def check_path(path: str) -> None:
     if any(part in ("", ".", "..") for part in parts):
         raise errors.PackageError(f"the path `{_shown(path)}` is not a plain relative path")
     if len(parts) > MAX_DEPTH:
-        raise errors.PackageError(f"the path `{_shown(path)}` is deeper than {MAX_DEPTH} levels")
+        raise errors.PackageError(f"the path `{_shown(path)}` is deeper than {MAX_DEPTH} levels", hint=_RENAME)
     if size > MAX_PATH_BYTES or any(len(part.encode()) > MAX_NAME_BYTES for part in parts):
-        raise errors.PackageError(f"the path `{_shown(path)}` is too long")
+        raise errors.PackageError(f"the path `{_shown(path)}` is too long", hint=_RENAME)
     if path == ENVELOPE_NAME:
         raise errors.PackageError(f"`{ENVELOPE_NAME}` is the envelope and cannot be one of the signed files")
 
@@ -169,11 +175,12 @@ def _check_characters(path: str, kind: str) -> int:
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
-        raise errors.PackageError(f"the {kind} `{_shown(path)}` is not UTF-8") from None
+        raise errors.PackageError(f"the {kind} `{_shown(path)}` is not UTF-8", hint=_RENAME) from None
     if not path.isascii() or not path.isprintable():
         for ch in path:
             if ch != " " and (ch in INVISIBLE or unicodedata.category(ch) in _REFUSED_CATEGORIES):
-                raise errors.PackageError(f"the {kind} `{_shown(path)}` holds the character U+{ord(ch):04X}")
+                message = f"the {kind} `{_shown(path)}` holds the character U+{ord(ch):04X}"
+                raise errors.PackageError(message, hint=_RENAME)
     return size
 
 
@@ -207,7 +214,8 @@ def _enter(node: _Tree, name: str, new: _Tree | None, path: str) -> _Tree | None
     """Return the entry under a name of one directory; ``new`` is put there when it has none."""
     known, below = node.setdefault(_fold(name), (name, new))
     if known != name:
-        raise errors.PackageError(f"`{known}` and `{name}` of `{path}` differ only in case or Unicode form")
+        message = f"`{known}` and `{name}` of `{path}` differ only in case or Unicode form"
+        raise errors.PackageError(message, hint=_RENAME)
     return below
 
 

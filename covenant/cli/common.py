@@ -6,6 +6,7 @@ Imports stay light (click and the standard library): ``covenant --help`` imports
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import stat
@@ -215,7 +216,8 @@ def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Si
     if agent is not None:
         return signers.agent_key(agent)
     assert name is not None
-    return signers.key_file(home(), name, lambda: read_passphrase(passphrase_file))
+    # A door that signs twice asks once: stdin has the passphrase once.
+    return signers.key_file(home(), name, functools.cache(lambda: read_passphrase(passphrase_file)))
 
 
 def _non_empty(line: bytes, source: str) -> bytes:

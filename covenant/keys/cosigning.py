@@ -160,7 +160,10 @@ def renewal(
     if package.envelope is None:
         raise errors.UnsignedError("it was never signed", hint="covenant manifest sign PACKAGE --key NAME")
     present = _readable(package.envelope)
-    if present is None or key not in envelopes.signers(present[0], [key]):
+    if present is None:
+        hint = "covenant manifest sign PACKAGE --key NAME --fresh"
+        raise errors.UnknownKeyError("its envelope cannot be read", hint=hint, where=packages.ENVELOPE_NAME)
+    if key not in envelopes.signers(present[0], [key]):
         raise errors.UnknownKeyError(
             "this key has not signed it", hint="give the key that signed it, or sign it: covenant manifest sign"
         )
@@ -185,6 +188,12 @@ def ends_at(package: packages.Package) -> int | None:
     """Return when the statement of a package says that it ends, unverified; None without a readable one."""
     present = None if package.envelope is None else _readable(package.envelope)
     return None if present is None else present[1].expires_at
+
+
+def signed_with(package: packages.Package, key: envelopes.PublicKey) -> bool:
+    """Whether the envelope of a package has a signature of this key that verifies."""
+    present = None if package.envelope is None else _readable(package.envelope)
+    return present is not None and key in envelopes.signers(present[0], [key])
 
 
 def _may_sign(key: OperatorKey, manifest: Manifest, now_ms: int) -> bool:

@@ -96,7 +96,7 @@ def encoded(envelope: envelopes.Envelope) -> bytes:
         errors.PackageError: as ``sign``.
     """
     raw = envelope.encode()
-    packages.check_envelope_size(len(raw))
+    packages.check_envelope_size(len(raw), hint="take files out of the package, or give them shorter names")
     return raw
 
 
@@ -110,7 +110,9 @@ def opened(path: Path) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as e:
-        raise errors.PackageError(f"package `{path}` cannot be opened: {e.strerror}", where=str(path)) from e
+        # O_NOFOLLOW with O_DIRECTORY returns ENOTDIR for a symlink.
+        hint = "give the directory that it leads to" if path.is_symlink() else f"have uid {os.geteuid()} read it"
+        raise errors.PackageError(f"package `{path}` cannot be opened: {e.strerror}", hint=hint, where=str(path)) from e
     try:
         yield fd
     finally:

@@ -80,7 +80,8 @@ def _opened(path: Path) -> int:
         # O_NOFOLLOW with O_DIRECTORY says ENOTDIR for a symlink.
         symlink = e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink()
         reason = "it is a symlink" if symlink else e.strerror
-        raise errors.PackageError(f"package `{path}` cannot be read: {reason}", where=str(path)) from e
+        hint = "give the directory that it leads to" if symlink else f"have uid {os.geteuid()} read it, as a directory"
+        raise errors.PackageError(f"package `{path}` cannot be read: {reason}", hint=hint, where=str(path)) from e
 
 
 def _walked(root: int) -> _Reader:
@@ -120,7 +121,8 @@ class _Reader:
 
     def walk(self, directory: int, prefix: str, *, depth: int) -> None:
         if depth > packages.MAX_DEPTH:
-            raise errors.PackageError(f"the path `{prefix[:64]}...` is deeper than {packages.MAX_DEPTH} levels")
+            message = f"the path `{prefix[:64]}...` is deeper than {packages.MAX_DEPTH} levels"
+            raise errors.PackageError(message, hint="take it out of the package")
         try:
             names = self._names(directory)
         except OSError as e:
@@ -157,7 +159,7 @@ class _Reader:
                 self._entries += 1
                 # Directories are not files of a package, but a tree of empty ones must end somewhere too.
                 if self._entries > 2 * packages.MAX_FILES:
-                    raise errors.PackageError(f"the package has more than {packages.MAX_FILES} files")
+                    packages.check_size(files=self._entries, total_bytes=0)
                 names.append(entry.name)
         return sorted(names)
 
@@ -233,5 +235,9 @@ def open_entry(name: str, path: str, directory: int, flags: int) -> int:
 
 def _refused(path: str, error: OSError) -> errors.PackageError:
     reason = _REASONS.get(error.errno or 0, error.strerror)
-    hint = "umount it, or copy the package and sign the copy" if error.errno == errno.EXDEV else ""
+    hint = f"have uid {os.geteuid()} read it, or take it out of the package"
+    if error.errno == errno.EXDEV:
+        hint = "umount it, or copy the package and sign the copy"
+    elif error.errno in {errno.ENOENT, errno.ENOTDIR}:
+        hint = "try again"
     return errors.PackageError(f"`{path}` cannot be read: {reason}", hint=hint, where=path)

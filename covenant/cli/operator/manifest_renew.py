@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
+import os
+import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,9 @@ from policy import errors
 
 if TYPE_CHECKING:
     from covenant.keys.cosigning import SignaturePlan
-    from policy.signing.envelope import PublicKey
+    from covenant.keys.keystore import StoredKey
+    from covenant.keys.signers import Signer
+    from policy.package import Package
 
 _DAY_MS = 86_400_000
 
@@ -63,19 +66,33 @@ def renew(
     door, now_ms = common.door(name, agent, passphrase_file), times.now_ms()
     rows = []
     for package in _packages(directories):
-        row = _planned(package, door.key, lifetime_ms=lifetime_ms, now_ms=now_ms)
+        row = _planned(package, door, _typed(name, agent), lifetime_ms=lifetime_ms, now_ms=now_ms)
         if within_ms is None or row.ended_ms is None or row.ended_ms - now_ms < within_ms:
             rows.append(row)
-    from covenant.keys import signing
-
-    for row in rows:
-        if row.plan is not None:
-            raw = row.plan.signed_by(door)
-            with signing.opened(row.package) as directory:
-                signing.write_envelope(directory, raw)
+    # All are signed before one is written: a key that does not sign leaves every package as it was.
+    signed = [None if row.plan is None else row.plan.signed_by(door) for row in rows]
+    rows = [row if raw is None else _written(row, raw) for row, raw in zip(rows, signed, strict=True)]
     _report(rows, as_json=as_json)
     if any(row.error is not None for row in rows):
         ctx.exit(common.EXIT_FAILED)
+
+
+def _typed(name: str | None, agent: str | None) -> str:
+    """Return the option that names the key, as typed in a command."""
+    return f"--key {shlex.quote(name)}" if name is not None else f"--ssh-agent {shlex.quote(agent or '')}"
+
+
+def _written(row: _Row, raw: bytes) -> _Row:
+    """Write a new envelope. Returns the row, refused where it cannot be written: the other packages are not."""
+    from covenant.keys import signing
+
+    try:
+        with signing.opened(row.package) as directory:
+            signing.write_envelope(directory, raw)
+    except errors.PackageError as e:
+        e.hint = e.hint or f"make `{row.package}` writable for uid {os.geteuid()}, then renew it again"
+        return replace(row, plan=None, error=e)
+    return row
 
 
 def _report(rows: Sequence[_Row], *, as_json: bool) -> None:
@@ -96,7 +113,7 @@ def _report(rows: Sequence[_Row], *, as_json: bool) -> None:
         (
             row.agent_id or str(row.package),
             "-" if row.ended_ms is None else times.utc(row.ended_ms),
-            f"refused: {row.error}" if row.plan is None else times.utc(row.plan.statement.expires_at),
+            "refused" if row.plan is None else times.utc(row.plan.statement.expires_at),
         )
         for row in rows
     ]
@@ -104,6 +121,9 @@ def _report(rows: Sequence[_Row], *, as_json: bool) -> None:
     for row in rows:
         if row.plan is not None and row.plan.why:
             common.say(f"note: {common.visible(row.agent_id)}: {common.visible(row.plan.why)}", err=True)
+        if row.error is not None:
+            common.say(f"refused: {common.visible(f'{row.package}: {row.error}')} [{row.error.code}]", err=True)
+            common.say(f"  fix: {common.visible(row.error.hint)}", err=True)
 
 
 def _packages(directories: Sequence[Path]) -> Iterator[Path]:
@@ -112,15 +132,22 @@ def _packages(directories: Sequence[Path]) -> Iterator[Path]:
         if (directory / "agent.toml").exists():
             yield directory
             continue
-        below: list[Path] = []
-        with contextlib.suppress(OSError):
-            below = sorted(path.parent for path in directory.glob("*/agent.toml"))
+        common.check_package(directory)
+        try:
+            below = sorted(one for one in directory.iterdir() if (one / "agent.toml").exists())
+        except OSError as e:
+            hint = "give a directory that you may list: a package, or one that contains packages"
+            message = f"`{directory}` cannot be listed: {e.strerror}"
+            raise errors.PackageError(message, hint=hint, where=str(directory)) from e
         if not below:
-            raise errors.PackageError(f"`{directory}` is no package and contains none", where=str(directory))
+            hint = f"give a directory with an agent.toml; covenant manifest new {shlex.quote(str(directory / 'ID'))}"
+            message = f"`{directory}` is no package and contains none"
+            raise errors.PackageError(message, hint=f"{hint} makes one", where=str(directory))
         yield from below
 
 
-def _planned(package: Path, key: PublicKey, *, lifetime_ms: int | None, now_ms: int) -> _Row:
+def _planned(package: Path, door: Signer, option: str, *, lifetime_ms: int | None, now_ms: int) -> _Row:
+    """Plan the renewal of one package. ``option`` names the key in the commands of the fixes."""
     from covenant.keys import signing
     from policy.manifest import parse
     from sandbox.storage import package_reader as reader
@@ -131,12 +158,39 @@ def _planned(package: Path, key: PublicKey, *, lifetime_ms: int | None, now_ms: 
             read = reader.read(directory)
         manifest = parse.parse(read.manifest)
     except errors.CovenantError as e:
+        e.hint = e.hint or f"mend it, then: covenant manifest check {shlex.quote(str(package))}"
         return _Row(package, "", None, None, e)
     from covenant.keys import cosigning
 
     agent_id, ended = manifest.agent.id, cosigning.ends_at(read)
     try:
-        plan = cosigning.renewal(read, manifest, key, now_ms=now_ms, lifetime_ms=lifetime_ms)
+        plan = cosigning.renewal(read, manifest, door.key, now_ms=now_ms, lifetime_ms=lifetime_ms)
     except errors.CovenantError as e:
+        sign = f"covenant manifest sign {shlex.quote(str(package))} {option}"
+        e.hint = _fix(e, read, sign) or e.hint or f"mend it, then: {sign}"
         return _Row(package, agent_id, ended, None, e)
     return _Row(package, agent_id, ended, plan)
+
+
+def _fix(error: errors.CovenantError, read: Package, sign: str) -> str:
+    """Return the fix of a refusal, with the commands as they are typed."""
+    if isinstance(error, errors.UnsignedError):
+        return sign
+    if isinstance(error, errors.DigestMismatchError):
+        return f"look at its files, then: {sign}"
+    if isinstance(error, errors.UnknownKeyError):
+        from covenant.keys import cosigning
+
+        by = [one.name for one in _own_keys() if cosigning.signed_with(read, one.file.key)]
+        return f"give a key that signed it: --key {by[0]}" if by else f"{sign} --fresh"
+    return ""
+
+
+def _own_keys() -> tuple[StoredKey, ...]:
+    """Return the key files of this home; none where one of them is unsafe, which is no reason to refuse a package."""
+    from covenant.keys import keystore
+
+    try:
+        return keystore.entries(common.home())
+    except errors.CovenantError:
+        return ()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,7 @@ import pytest
 
 from policy.signing import envelope, statement
 from tests import signing_kit as kit
-from tests.cli_kit import call, document, done
+from tests.cli_kit import call, document, done, refused
 
 DAY = 86_400_000
 
@@ -69,3 +73,110 @@ def test_renew_refuses_changed_unsigned_and_foreign(agents: Path) -> None:
     for name in ("one", "two"):
         done("manifest", "sign", agents / name, "--key", "ann")
     done("manifest", "renew", agents, "--key", "ann")
+
+
+def _refusal(package: Path, key: str = "ann") -> dict[str, Any]:
+    """Renew one package, which is refused. Returns the error, after checking that text output has it whole."""
+    renew = ("manifest", "renew", package, "--key", key)
+    said, (row,) = call(*renew), json.loads(call(*renew, "--json").stdout)["packages"]
+    error: dict[str, Any] = row["error"]
+    assert said.exit_code == 1
+    assert f"refused: {package}: {error['message']}" in said.stderr
+    assert f"  fix: {error['hint']}\n" in said.stderr
+    return error
+
+
+def _typed(command: str) -> None:
+    """Type the command of a fix."""
+    name, *arguments = shlex.split(command)
+    assert name == "covenant"
+    done(*arguments)
+
+
+def test_each_fix_of_a_refused_package_works(agents: Path) -> None:
+    one = agents / "one"
+    done("keys", "new", "bob", "--no-passphrase")
+    sign = f"covenant manifest sign {one} --key"
+
+    def unsigned() -> None:
+        (one / "agent.dsse.json").unlink()
+
+    def unreadable() -> None:
+        (one / "agent.dsse.json").write_text("{}")
+
+    def changed() -> None:
+        (one / "main.py").write_text("print('other')\n")
+
+    for spoil, says, fix in (
+        (unsigned, "it was never signed", f"{sign} ann"),
+        (unreadable, "its envelope cannot be read", f"{sign} ann --fresh"),
+        (changed, "its files are not those that were signed", f"look at its files, then: {sign} ann"),
+    ):
+        spoil()
+        error = _refusal(one)
+        assert (error["message"], error["hint"]) == (says, fix)
+        _typed(fix.rpartition("then: ")[2])
+        done("manifest", "renew", one, "--key", "ann")
+    # Another key: the one that signed it, and without that one a new statement.
+    error = _refusal(one, "bob")
+    assert error["hint"] == "give a key that signed it: --key ann"
+    done("manifest", "renew", one, "--key", "ann")
+    next(Path(os.environ["COVENANT_HOME"], "keys").glob("ann*")).unlink()
+    error = _refusal(one, "bob")
+    assert (error["message"], error["hint"]) == ("this key has not signed it", f"{sign} bob --fresh")
+    _typed(error["hint"])
+    done("manifest", "renew", one, "--key", "bob")
+
+
+def test_each_fix_of_an_unreadable_package_works(agents: Path) -> None:
+    one, manifest = agents / "one", agents / "one" / "agent.toml"
+    written = manifest.read_text()
+    manifest.write_text(written + "[\n")
+    assert _refusal(one)["hint"] == "keys are letters, digits, `_` and `-`"
+    manifest.write_text(written)
+    os.mkfifo(one / "pipe")
+    assert _refusal(one)["hint"] == "take it out of the package"
+    (one / "pipe").unlink()
+    (one / "a\u202eb").write_text("")
+    assert "take it out of the package" in _refusal(one)["hint"]
+    (one / "a\u202eb").unlink()
+    with (one / "agent.dsse.json").open("ab") as stream:
+        stream.truncate(20 << 20)
+    assert _refusal(one)["hint"] == "remove it, then sign the package again"
+    (one / "agent.dsse.json").unlink()
+    _typed(_refusal(one)["hint"])
+    (agents / "link").symlink_to("one")
+    assert _refusal(agents / "link")["hint"] == "give the directory that it leads to"
+    done("manifest", "renew", one, "--key", "ann")
+
+
+def test_each_fix_of_a_wrong_directory_works(agents: Path, tmp_path: Path) -> None:
+    one = agents / "one"
+    error = refused("package_invalid", "manifest", "renew", agents / "ona", "--key", "ann")
+    assert error.hint == f"did you mean `{one}`?"
+    error = refused("package_invalid", "manifest", "renew", agents / "one" / "main.py", "--key", "ann")
+    assert error.hint == "give a directory that you may list: a package, or one that contains packages"
+    (empty := tmp_path / "empty").mkdir()
+    error = refused("package_invalid", "manifest", "renew", empty, "--key", "ann")
+    assert f"covenant manifest new {empty}/ID" in error.hint
+    done("manifest", "new", empty / "three")
+    done("manifest", "sign", empty / "three", "--key", "ann")
+    done("manifest", "renew", empty, one, "--key", "ann")
+
+
+def test_package_that_cannot_be_written_stops_no_other(agents: Path) -> None:
+    command = [sys.executable, "-m", "covenant", "manifest", "renew", str(agents), "--key", "ann", "--json"]
+    full = subprocess.run(["prlimit", "--fsize=0", *command], capture_output=True, text=True, timeout=120, check=False)
+    rows = json.loads(full.stdout)["packages"]
+    assert full.returncode == 1
+    assert [(row["error"]["code"], bool(row["error"]["hint"])) for row in rows] == [("package_invalid", True)] * 2
+
+
+def test_passphrase_is_asked_once_for_all_packages(agents: Path) -> None:
+    made = call("keys", "new", "eve", "--passphrase-file", "-", stdin="open\n")
+    assert made.exit_code == 0
+    for name in ("one", "two"):
+        sign = ("manifest", "sign", agents / name, "--key", "eve", "--fresh", "--passphrase-file", "-")
+        assert call(*sign, stdin="open\n").exit_code == 0
+    renew = ("manifest", "renew", agents, "--key", "eve", "--passphrase-file", "-")
+    assert call(*renew, stdin="open\n").exit_code == 0
