@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,7 +23,7 @@ OPERATION: Final = "secrets"
 # How long a run may take to confirm, and how long it may take to end.
 CONFIRM_SECONDS: Final = 15.0
 _LOOK_SECONDS, _AGAIN_SECONDS = 1.0, 0.005
-# Runs that are asked at the same time. A shim that hangs keeps no other from its check.
+# Runs that are asked at the same time.
 _AT_ONCE: Final = 32
 
 
@@ -79,46 +79,68 @@ def announce(state: Path) -> list[str]:
     A run that has confirmed uses no removed secret any more, or is gone. A run that does not listen yet checks just
     before its agent is given the intent.
     """
-    entries = registry.live(state / "runs")
+    waiting = [_Question(one) for one in registry.live(state / "runs")]
     until = time.monotonic() + CONFIRM_SECONDS
-    with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        confirmed = list(pool.map(lambda one: _is_confirmed(one, until), entries))
-    return [one.run_id for one, is_confirmed in zip(entries, confirmed, strict=True) if not is_confirmed]
+    # Each run is asked in the first half of the time, however many hang; the second half is for those that are slow.
+    for share in (2, 1):
+        waiting = _unconfirmed(waiting, (until - time.monotonic()) / share)
+    return [one.entry.run_id for one in waiting]
 
 
-def _is_confirmed(entry: Entry, until: float) -> bool:
-    while (left := until - time.monotonic()) > 0:
-        try:
-            connection = control_socket.ControlConnection(entry.path, seconds=left)
-        except errors.NoRunError:
-            return True  # nothing listens
-        except errors.KeeperError:
-            return False
-        # INVARIANT: an end of file alone is no end of the run. Its shim also disconnects a client that makes room for
-        # another, so ask again until nothing listens.
-        with connection, contextlib.suppress(errors.NoRunError):
-            if (is_checked := _checked(connection, until)) is not None:
-                return is_checked
-        time.sleep(_AGAIN_SECONDS)
-    return False
+def _unconfirmed(questions: Sequence[_Question], seconds: float) -> list[_Question]:
+    """Ask runs, a part of them at the same time, and return those that did not confirm.
 
-
-def _checked(connection: control_socket.ControlConnection, until: float) -> bool | None:
-    """Whether the run has checked its secrets in time. None: it ends.
-
-    Raises:
-        errors.NoRunError: the connection has ended.
+    Each gets the same part of ``seconds``, so that a run that hangs costs no other its question.
     """
-    try:
-        answer = connection.ask(OPERATION)
-        while answer["checking"] and not answer["ends"] and time.monotonic() < until:
+    turns = -(-len(questions) // _AT_ONCE)
+    with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        confirmed = list(pool.map(lambda one: one.is_confirmed(seconds / turns), questions))
+    return [one for one, is_confirmed in zip(questions, confirmed, strict=True) if not is_confirmed]
+
+
+class _Question:
+    """The question to one run, which can be put again. A check that the run has begun since is not begun again."""
+
+    def __init__(self, entry: Entry) -> None:
+        self.entry = entry
+        self._anew = True
+
+    def is_confirmed(self, seconds: float) -> bool:
+        """Whether the run confirms within this time."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            try:
+                connection = control_socket.ControlConnection(self.entry.path, seconds=left)
+            except errors.NoRunError:
+                return True  # nothing listens
+            except errors.KeeperError:
+                return False
+            # INVARIANT: an end of file alone is no end of the run. Its shim also disconnects a client that makes room
+            # for another, so ask again until nothing listens.
+            with connection, contextlib.suppress(errors.NoRunError):
+                if (is_checked := self._checked(connection, until)) is not None:
+                    return is_checked
+            self._anew = True
             time.sleep(_AGAIN_SECONDS)
-            answer = connection.ask(OPERATION, anew=False)
-    except errors.NoRunError:
-        raise
-    except errors.CovenantError:
-        return False  # it does not answer, or is of a version without this operation
-    if answer["ends"]:
-        connection.closed(until - time.monotonic())
-        return None
-    return not answer["checking"]
+        return False
+
+    def _checked(self, connection: control_socket.ControlConnection, until: float) -> bool | None:
+        """Whether the run has checked its secrets in time. None: it ends.
+
+        Raises:
+            errors.NoRunError: the connection has ended.
+        """
+        try:
+            answer = connection.ask(OPERATION, anew=self._anew)
+            self._anew = False
+            while answer["checking"] and not answer["ends"] and time.monotonic() < until:
+                time.sleep(_AGAIN_SECONDS)
+                answer = connection.ask(OPERATION, anew=False)
+        except errors.NoRunError:
+            raise
+        except errors.CovenantError:
+            return False  # it does not answer, or is of a version without this operation
+        if answer["ends"]:
+            connection.closed(until - time.monotonic())
+            return None
+        return not answer["checking"]

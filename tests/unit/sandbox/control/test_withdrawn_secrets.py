@@ -95,6 +95,28 @@ def test_run_that_does_not_confirm_is_named(runs: Path, monkeypatch: pytest.Monk
         assert sorted(withdrawn_secrets.announce(runs.parent)) == ["busy", "old", "silent"]
 
 
+def test_runs_that_hang_cost_no_other_its_question(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(withdrawn_secrets, "CONFIRM_SECONDS", 4.0)
+    monkeypatch.setattr(withdrawn_secrets, "_AT_ONCE", 2)
+    hung, honest = [f"hung-{number}" for number in range(4)], Holder()
+    with contextlib.ExitStack() as stack:
+        for name in hung:
+            path = stack.enter_context(live(runs, name, ()))
+            stack.enter_context(control_socket.ControlServer(path, {}))  # nothing serves it
+        path = stack.enter_context(live(runs, "zz-last", ()))
+        stack.enter_context(served(path, checked(honest)))
+        assert sorted(withdrawn_secrets.announce(runs.parent)) == hung
+    assert True in honest.looks
+
+
+def test_run_that_is_asked_twice_begins_one_check(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(withdrawn_secrets, "CONFIRM_SECONDS", 4.0)
+    slow = Holder(turns=1 << 30)
+    with live(runs, "one", ()) as path, served(path, checked(slow)):
+        assert withdrawn_secrets.announce(runs.parent) == ["one"]
+    assert slow.looks.count(True) == 1
+
+
 def test_run_that_does_not_listen_has_no_agent_yet(runs: Path) -> None:
     with live(runs, "one", ()):
         assert withdrawn_secrets.announce(runs.parent) == []
