@@ -23,8 +23,8 @@ ENVELOPE_NAME = "agent.dsse.json"
 MAX_FILES = 10_000
 MAX_BYTES = 256 * 1024 * 1024
 MAX_ENVELOPE_BYTES = 8 * 1024 * 1024
-# Of a manifest by which a package is found among others. A package that is named has policy.manifest.syntax's bound.
-LISTED_MANIFEST_BYTES = 256 * 1024
+# Of a manifest that is run, and of one by which a package is found among others.
+MANIFEST_BYTES = 1024 * 1024
 MAX_DEPTH = 32
 MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 1024

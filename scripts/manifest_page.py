@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from policy import package
 from policy.manifest import agent, fields, parse, report, shapes, syntax
 
 COMMAND = "python tests/golden/test_manifest_page.py"
@@ -44,7 +45,7 @@ Each finding of `check` is `agent.toml:LINE:COLUMN` (columns count characters), 
 one; `--json` lists them all. For a misspelt key, section, value, profile, role or system call it names the nearest
 known one. Findings of later rules name only the line.
 
-- The file is UTF-8 without byte order mark or NUL, at most {syntax.MANIFEST_BYTES:,} bytes, {syntax.LINES:,} lines,
+- The file is UTF-8 without byte order mark or NUL, at most {package.MANIFEST_BYTES:,} bytes, {syntax.LINES:,} lines,
   {syntax.KEYS:,} keys, tables or items, nested at most {syntax.NESTING} deep. A key written twice is an error.
 - An unknown key in a known section is an error, and so is an unknown section below `[permissions]` and a key above
   the first section. Another unknown top-level section is accepted and listed in the signature (at most

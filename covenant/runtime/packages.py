@@ -24,10 +24,11 @@ import anyio
 import anyio.to_thread
 
 from covenant.providers import package_files
-from policy import decide, errors, package
+from policy import decide, errors
 from policy.manifest import parse
 from policy.manifest.agent import Manifest
 from policy.manifest.tools import document
+from policy.package import ENVELOPE_NAME, MANIFEST_BYTES
 from policy.signing import envelope, statement, strict_json
 from sandbox.storage import other_mounts, plain_file
 
@@ -39,13 +40,12 @@ MOST_ENTRIES: Final = 262_144
 MOST_REFUSED: Final = 256
 # The most packages with the same id that each of their errors names.
 _MOST_NAMED: Final = 4
-MANIFEST_BYTES: Final = package.LISTED_MANIFEST_BYTES
 
 # What is read of a package here, with the most bytes of each.
 _WANTED: Final = {
     decide.MANIFEST: MANIFEST_BYTES,
     document.FILE: document.MAX_BYTES,
-    package.ENVELOPE_NAME: envelope.MAX_BYTES,
+    ENVELOPE_NAME: envelope.MAX_BYTES,
 }
 # For one package on another file system to answer, and so many are asked at a time.
 ANSWER_SECONDS: Final = 10.0
@@ -285,7 +285,7 @@ async def ends(cards: Sequence[Card]) -> dict[str, int | None]:
 
 def _ends_at(one: OpenPackage) -> int | None:
     with contextlib.suppress(strict_json.MalformedJsonError):
-        raw = one.read(package.ENVELOPE_NAME)
+        raw = one.read(ENVELOPE_NAME)
         return None if raw is None else statement.parse(envelope.decode(raw).payload).expires_at
     return None
 

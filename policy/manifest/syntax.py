@@ -13,8 +13,8 @@ from typing import Any
 
 from policy import errors
 from policy.manifest import lines, text
+from policy.package import MANIFEST_BYTES
 
-MANIFEST_BYTES = 1024 * 1024
 NESTING = 16
 KEYS = 10_000  # and tables, and items: bounds the time of tomllib and of the scanner
 LINES = 20_000

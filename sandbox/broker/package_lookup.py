@@ -20,7 +20,7 @@ from msgspec import Struct
 from policy import errors
 from policy.manifest import syntax
 from policy.manifest.agent import AGENT_ID
-from policy.package import LISTED_MANIFEST_BYTES, Package
+from policy.package import MANIFEST_BYTES, Package
 from sandbox.config import check_owner
 from sandbox.kernel import libc
 from sandbox.storage import package_reader as packages
@@ -28,7 +28,6 @@ from sandbox.storage import package_reader as packages
 MANIFEST = "agent.toml"
 # A directory with more entries is no catalogue of agents.
 MOST_ENTRIES = 4096
-MANIFEST_BYTES = LISTED_MANIFEST_BYTES
 # So much is parsed to find one id, a second or two of work: the owner of a directory must not decide how long root
 # reads.
 PARSED_BYTES = 4 * 1024 * 1024

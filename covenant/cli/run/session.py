@@ -16,13 +16,13 @@ from covenant.cli import common
 from covenant.cli.run import streams, supervisor_client
 from covenant.cli.run.how import PLAIN, How
 from policy import contract, errors
+from policy.package import MANIFEST_BYTES
 
 if TYPE_CHECKING:
     from sandbox.run_result import RunResult
 
 # A refusal of ours, which no program's own status should look like (env(1), timeout(1)).
 EXIT_REFUSED: Final = 125
-_MANIFEST_BYTES = 1 << 20
 
 # Runs a package in this process, given the session's connection.
 Here = Callable[["streams.SessionPipes"], "RunResult"]
@@ -39,7 +39,7 @@ def stream_of(path: Path) -> str | None:
     """
     try:
         with open(path / "agent.toml", "rb") as file:
-            return stream_in(file.read(_MANIFEST_BYTES))
+            return stream_in(file.read(MANIFEST_BYTES))
     except OSError:
         return None  # the run says what is wrong with it
 

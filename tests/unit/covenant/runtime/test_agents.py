@@ -11,6 +11,7 @@ import pytest
 from covenant.runtime import packages
 from covenant.runtime.agents import Agents, Change
 from policy import errors
+from policy.package import MANIFEST_BYTES
 from tests import runtime_kit
 
 pytestmark = pytest.mark.anyio
@@ -50,7 +51,7 @@ async def test_bad_package_is_listed_with_its_error_and_stops_nobody(home: Path)
     (runtime_kit.package(home, "bad") / "agent.toml").write_text("[agent\n")
     (runtime_kit.package(home, "wrong") / "agent.toml").write_text(runtime_kit.manifest("no@id"))
     large = runtime_kit.package(home, "large") / "agent.toml"
-    large.write_text(large.read_text() + "#" * packages.MANIFEST_BYTES)
+    large.write_text(large.read_text() + "#" * MANIFEST_BYTES)
     agents = await _loaded(home)
     assert [card.id for card in agents.cards()] == ["good"]
     found = {one.directory: one.error for one in agents.listing()}
@@ -58,6 +59,14 @@ async def test_bad_package_is_listed_with_its_error_and_stops_nobody(home: Path)
     assert isinstance(found["wrong"], errors.ManifestError)
     assert isinstance(found["large"], errors.PackageError)
     assert found["good"] is None
+
+
+async def test_longest_manifest_that_runs_is_listed(home: Path) -> None:
+    path = runtime_kit.package(home, "long") / "agent.toml"
+    written = path.read_text()
+    path.write_text(written + (f"{'#' * 99}\n" * (MANIFEST_BYTES // 100))[: MANIFEST_BYTES - len(written)])
+    agents = await _loaded(home)
+    assert [card.id for card in agents.cards()] == ["long"]
 
 
 async def test_no_name_is_followed_out_of_place(home: Path) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from policy import errors
+from policy.manifest import syntax
+from policy.package import MANIFEST_BYTES
 from sandbox.broker import package_lookup
 
 
@@ -118,10 +120,10 @@ def test_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
 
 
 def test_manifest_that_nobody_signed_takes_no_time_of_whoever_looks(tmp_path: Path) -> None:
-    """A quarter of a MiB that is one key of dots takes tomllib a minute and a half of the supervisor's time."""
+    """A MiB that is one key of dots takes tomllib many minutes of the supervisor's time."""
     held = package(tmp_path, "wanted", name="zz")
     dots = package(tmp_path, "wanted", name="dots") / "agent.toml"
-    long = b'[agent]\nid = "wanted"\na' + b".a" * (package_lookup.MANIFEST_BYTES // 2 - 20) + b" = 1\n"
+    long = b'[agent]\nid = "wanted"\na' + b".a" * (MANIFEST_BYTES // 2 - 20) + b" = 1\n"
     dots.write_bytes(long)
     before = time.process_time()
     with opened(tmp_path) as beside:
@@ -145,12 +147,22 @@ def test_only_so_much_is_parsed_for_one_id(tmp_path: Path, monkeypatch: pytest.M
             package_lookup.find("wanted", (), beside)
 
 
+def test_longest_manifest_that_runs_is_found(tmp_path: Path) -> None:
+    path = package(tmp_path, "wanted") / "agent.toml"
+    manifest = path.read_bytes()
+    comment = (b"#" * 99 + b"\n") * (MANIFEST_BYTES // 100)
+    path.write_bytes(manifest + comment[: MANIFEST_BYTES - len(manifest)])
+    syntax.load(path.read_bytes(), file="agent.toml")
+    with opened(tmp_path) as beside:
+        assert package_lookup.find("wanted", (), beside).name == str(path.parent)
+
+
 def test_manifest_too_long_is_none(tmp_path: Path) -> None:
     path = package(tmp_path, "wanted") / "agent.toml"
     manifest = path.read_bytes()
-    path.write_bytes(manifest + b"#" * (package_lookup.MANIFEST_BYTES - len(manifest)))
+    path.write_bytes(manifest + b"#" * (MANIFEST_BYTES - len(manifest)))
     with opened(tmp_path) as beside:
         assert package_lookup.find("wanted", (), beside).name == str(path.parent)
-        path.write_bytes(manifest + b"#" * (package_lookup.MANIFEST_BYTES - len(manifest) + 1))
+        path.write_bytes(manifest + b"#" * (MANIFEST_BYTES - len(manifest) + 1))
         with pytest.raises(errors.PackageError, match="no package"):
             package_lookup.find("wanted", (), beside)
