@@ -15,7 +15,8 @@ def _patterns() -> tuple[str, ...]:
 
 def is_sensitive(path: str) -> bool:
     """Whether a host path is, or is below, a path that no proposal names."""
-    return bool(globs.matching(_patterns())(path.lstrip("/")))
+    # A name of bytes that are no UTF-8 has surrogates, which RE2 does not take.
+    return bool(globs.matching(_patterns())(path.lstrip("/").encode(errors="replace").decode()))
 
 
 def group_of(host: str) -> str | None:

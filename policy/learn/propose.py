@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
+from pydantic_core import PydanticCustomError
 
 from policy import data
 from policy.learn import presets
 from policy.learn.ceiling import Ceiling, below, narrowest
 from policy.learn.observed import Evidence, Observed
+from policy.manifest import paths as manifest_paths
 from policy.manifest import process
 
 MANY: Final = 8
@@ -26,6 +28,7 @@ _OWN: Final = ("/proc", "/sys", "/dev", "/tmp", "/run", "/workspace")  # noqa: S
 _SCRATCH: Final = ("/tmp", "/dev/shm")  # noqa: S108
 # What starts an agent's program in its sandbox (policy.compile.init); it is no grant.
 _INIT: Final = "init"
+_NO_NAME: Final = "a manifest cannot hold its name: rename it, or grant its directory"
 _LOOPBACK: Final = ("127.", "[::1]:")
 
 
@@ -194,11 +197,20 @@ def _why_not(path: str, ceiling: Ceiling) -> str:
         return f"it holds {inner}, which is never granted"
     if ceiling.root_of(path) is None:
         return "a link that leads beyond the ceiling"
-    if not path.isprintable():
-        return "a manifest cannot hold its name"
+    if not _can_be_written(path):
+        return _NO_NAME
     if presets.is_sensitive(path) and path not in ceiling.reads:
         return "sensitive: name the file itself by --read, if the program is to have it"
     return ""
+
+
+def _can_be_written(path: str) -> bool:
+    """Whether a manifest takes a path as it is: no wildcard, no hidden or look-alike character, in one Unicode form."""
+    try:
+        manifest_paths.absolute(path)
+    except PydanticCustomError:
+        return False
+    return True
 
 
 def _collapsed(files: Mapping[str, Evidence], ceiling: Ceiling) -> list[str]:
@@ -261,8 +273,8 @@ def _programs(
             left.append(LeftOut(target, "the ceiling starts no programs", line.count, line.first_ns, line.by))
         elif target in ceiling.strange:
             left.append(LeftOut(target, "the ceiling does not start it", line.count, line.first_ns, line.by))
-        elif not paths[0].isprintable():
-            left.append(LeftOut(target, "a manifest cannot hold its name", line.count, line.first_ns, line.by))
+        elif not _can_be_written(paths[0]):
+            left.append(LeftOut(target, _NO_NAME, line.count, line.first_ns, line.by))
         elif not any(below(target, own) for own in _OWN):
             found.append(line)
     return tuple(found)
