@@ -7,13 +7,15 @@ failure the files made so far are removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from policy import errors, package
+from sandbox.storage import package_reader
 
 RUNTIMES = ("python3", "node", "rust-bin")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -157,7 +159,7 @@ def write(directory: Path, scaffold: Scaffold) -> None:
     """
     with contextlib.ExitStack() as held, contextlib.ExitStack() as undo:
         try:
-            tree = _Tree(_open_new(directory, held, undo), held, undo)
+            tree = _Tree(_open_new(directory, held, undo), undo)
             for path, (content, mode) in scaffold.files.items():
                 tree.write(path, content, mode)
             for path, text in scaffold.links.items():
@@ -186,41 +188,68 @@ def _open_new(directory: Path, held: contextlib.ExitStack, undo: contextlib.Exit
 
 
 class _Tree:
-    """A directory that is filled. ``held`` closes what is open, and ``undo`` removes what was made."""
+    """A directory that is filled. ``undo`` removes what was made.
 
-    def __init__(self, top: int, held: contextlib.ExitStack, undo: contextlib.ExitStack) -> None:
-        self._open, self._held, self._undo = {"": top}, held, undo
+    No descriptor is kept of a directory below it: a package may have more of them than a process has descriptors.
+    """
 
-    def around(self, path: str) -> int:
-        """Create the directories of a file that are not made yet, and return the descriptor of the last one."""
+    def __init__(self, top: int, undo: contextlib.ExitStack) -> None:
+        self._top, self._made, self._undo = top, {""}, undo
+
+    def around(self, path: str) -> None:
+        """Create the directories of a file that are not made yet."""
         place = os.path.dirname(path)
-        if place not in self._open:
-            parent, name = self.around(place), os.path.basename(place)
+        if place in self._made:
+            return
+        self.around(place)
+        with self._opened(place) as (parent, name):
             # An existing one was created after the directory was found empty: it belongs to another process, and may
             # be a link.
             os.mkdir(name, 0o755, dir_fd=parent)
-            self._undo.callback(_quietly, os.rmdir, name, dir_fd=parent)
-            self._open[place] = os.open(name, _DIRECTORY, dir_fd=parent)
-            self._held.callback(os.close, self._open[place])
-        return self._open[place]
+        self._undo.callback(self._remove, os.rmdir, place)
+        self._made.add(place)
 
     def write(self, path: str, content: bytes, mode: int) -> None:
         """Write one file."""
-        around, name = self.around(path), os.path.basename(path)
+        self.around(path)
         # O_EXCL: a file or symlink that another process created meanwhile is not ours.
-        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=around)
-        self._undo.callback(_quietly, os.unlink, name, dir_fd=around)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._opened(path) as (around, name):
+            fd = os.open(name, flags, mode, dir_fd=around)
+        self._undo.callback(self._remove, os.unlink, path)
         with os.fdopen(fd, "wb") as stream:
             stream.write(content)
 
     def link(self, path: str, text: str) -> None:
         """Make one symbolic link."""
-        around, name = self.around(path), os.path.basename(path)
-        os.symlink(text, name, dir_fd=around)
-        self._undo.callback(_quietly, os.unlink, name, dir_fd=around)
+        self.around(path)
+        with self._opened(path) as (around, name):
+            os.symlink(text, name, dir_fd=around)
+        self._undo.callback(self._remove, os.unlink, path)
+
+    @contextlib.contextmanager
+    def _opened(self, path: str) -> Iterator[tuple[int, str]]:
+        """Open the directory of a path, and give its last name. A link or a mount that was put there is refused."""
+        place, name = os.path.split(path)
+        if not place:
+            yield self._top, name
+            return
+        try:
+            fd = package_reader.open_entry(place, place, self._top, _DIRECTORY)
+        except errors.PackageError as e:
+            raise OSError(errno.ENOTDIR, e.message) from e
+        try:
+            yield fd, name
+        finally:
+            os.close(fd)
+
+    def _remove(self, remove: Callable[..., None], path: str) -> None:
+        """Remove a created file; a failure must not hide the original error."""
+        with contextlib.suppress(OSError), self._opened(path) as (around, name):
+            remove(name, dir_fd=around)
 
 
-def _quietly(remove: Callable[..., None], path: str | Path, **where: int) -> None:
-    """Remove a created file; a failure must not hide the original error."""
+def _quietly(remove: Callable[[Path], None], path: Path) -> None:
+    """Remove a created directory; a failure must not hide the original error."""
     with contextlib.suppress(OSError):
-        remove(path, **where)
+        remove(path)

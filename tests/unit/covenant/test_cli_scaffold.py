@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -172,3 +173,19 @@ def test_directory_that_another_swaps_for_link_leads_nowhere(tmp_path: Path, mon
                 scaffold.write(mine, scaffold.Scaffold("a", {"src/new.rs": (b"x", 0o644)}))
         assert {path.name: path.read_bytes() for path in theirs.iterdir()} == {"main.rs": b"kept"}
         shutil.rmtree(mine)
+
+
+def test_more_directories_than_descriptors_are_made(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = {f"lib/d{number}/a.txt": (b"x", 0o644) for number in range(300)}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        scaffold.write(tmp_path / "wide", scaffold.Scaffold("wide", files, links={"l/one": "../lib/d1/a.txt"}))
+        # The last one cannot be made: nothing of the others is left.
+        with pytest.raises(errors.PackageError, match="cannot be written: File exists"):
+            scaffold.write(tmp_path / "none", scaffold.Scaffold("none", {**files, "lib/d1": (b"", 0o644)}))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sum(path.is_file() for path in (tmp_path / "wide" / "lib").rglob("*")) == 300
+    assert (tmp_path / "wide" / "l" / "one").read_text() == "x"
+    assert not (tmp_path / "none").exists()
