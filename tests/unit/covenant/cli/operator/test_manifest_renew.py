@@ -117,7 +117,7 @@ def test_each_fix_of_a_refused_package_works(agents: Path) -> None:
         assert (error["message"], error["hint"]) == (says, fix)
         _typed(fix.rpartition("then: ")[2])
         done("manifest", "renew", one, "--key", "ann")
-    # Another key: the one that signed it, and without that one a new statement.
+    # Another key: the one that signed it, and without its file a new statement.
     error = _refusal(one, "bob")
     assert error["hint"] == "give a key that signed it: --key ann"
     done("manifest", "renew", one, "--key", "ann")
