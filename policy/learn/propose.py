@@ -174,6 +174,7 @@ def _volumes(written: Mapping[str, Evidence], ceiling: Ceiling) -> tuple[Line, .
 
 def _reads(files: Mapping[str, Evidence], ceiling: Ceiling, left: list[LeftOut]) -> tuple[Line, ...]:
     kept: dict[str, Evidence] = {}
+    unnamed: dict[str, Evidence] = {}
     for path, one in sorted(files.items()):
         # In the sandbox a link led to a file of the sandbox; a grant of it would lead to one of the host.
         real = path if path in ceiling.reads else ceiling.links.get(path, path)
@@ -181,10 +182,15 @@ def _reads(files: Mapping[str, Evidence], ceiling: Ceiling, left: list[LeftOut])
         if why:
             left.append(LeftOut(path, why, one.count, one.first_ns, one.by))
         else:
-            kept[real] = _joined(kept.get(real), one)
-    return tuple(
-        _line("read", top, [one for path, one in kept.items() if below(path, top)]) for top in _collapsed(kept, ceiling)
-    )
+            found = kept if _can_be_written(real) else unnamed
+            found[real] = _joined(found.get(real), one)
+    tops = _collapsed(kept, ceiling)
+    # A name that a manifest cannot hold is granted with its directory, or not at all.
+    for path, one in unnamed.items():
+        if not any(below(path, top) for top in tops):
+            left.append(LeftOut(path, _NO_NAME, one.count, one.first_ns, one.by))
+    several = [*kept.items(), *unnamed.items()]
+    return tuple(_line("read", top, [one for path, one in several if below(path, top)]) for top in tops)
 
 
 def _why_not(path: str, ceiling: Ceiling) -> str:
@@ -197,8 +203,6 @@ def _why_not(path: str, ceiling: Ceiling) -> str:
         return f"it holds {inner}, which is never granted"
     if ceiling.root_of(path) is None:
         return "a link that leads beyond the ceiling"
-    if not _can_be_written(path):
-        return _NO_NAME
     if presets.is_sensitive(path) and path not in ceiling.reads:
         return "sensitive: name the file itself by --read, if the program is to have it"
     return ""

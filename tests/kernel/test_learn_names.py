@@ -10,7 +10,7 @@ from tests.kernel.test_learn import home, learn, place
 
 __all__ = ["home", "place"]
 
-GRANTED = ("会議.txt", "اجتماع.txt", "caf\u00e9.txt", "👩🏽.txt")
+GRANTED = ("会議.txt", "اجتماع.txt", "caf\u00e9.txt", "👩🏽.txt", "inner.txt")
 # Names that a manifest refuses, and how each is shown.
 LEFT_OUT = {
     "[id].txt": "[id].txt",
@@ -20,22 +20,30 @@ LEFT_OUT = {
     "a\x1b[2Jb.txt": "a\\x1b[2Jb.txt",
     "p\u0430y.txt": "p\u0430y.txt",
 }
-SCRIPT = """
-import os
+# The kernel cuts the name of its process within a character, after 15 bytes.
+PROGRAM = "aプログラムプログラム"
+SCRIPT = f"""
+import os, subprocess
 for name in os.listdir(os.fsencode(os.getcwd())):
-    if name.endswith(b".txt"):
+    if name.endswith(b".txt") and name != b"inner.txt":
         open(name).read()
+subprocess.run(["./{PROGRAM}"], check=True)
 """
 
 
 def test_names_that_are_not_latin_are_learnt(home: Home, place: Path) -> None:
-    for name in (*map(os.fsencode, (*GRANTED, *LEFT_OUT)), b"\xff.txt"):
-        Path(place, os.fsdecode(name)).write_text("read\n")
+    for name in (*GRANTED, *LEFT_OUT, os.fsdecode(b"\xff.txt")):
+        Path(place, name).write_text("read\n")
     (place / "script.py").write_text(SCRIPT)
+    for number in range(4):
+        (place / f"unread{number}").write_text("of too many entries to grant the whole directory")
+    (place / PROGRAM).write_text("#!/bin/sh\nread line < inner.txt\n")
+    (place / PROGRAM).chmod(0o755)
     done, manifest, evidence = learn(home, place, "--", "python3", "script.py")
     assert done.returncode == 0, done.stderr
     read = {os.path.basename(path) for path in manifest["permissions"]["filesystem"]["read"]}
-    assert read == {*GRANTED, "script.py"}
+    assert read == {*GRANTED, "script.py", PROGRAM}
+    assert [one["by"] for one in evidence["lines"] if one["value"].endswith("/inner.txt")] == [[PROGRAM]]
     shown = {os.path.basename(one["what"]): one["why"] for one in evidence["left_out"]}
     assert {name: "rename it" in shown[name] for name in LEFT_OUT.values()} == dict.fromkeys(LEFT_OUT.values(), True)
     assert b"\x1b" not in done.stderr

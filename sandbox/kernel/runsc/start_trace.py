@@ -44,6 +44,7 @@ class StartTrace:
 
     def __init__(self, directory: Path, *, saw: Callable[[SeenAccess], None] | None = None) -> None:
         self._saw, self._running, self._dropped = saw, False, 0
+        self._reader = trace_points.TraceReader()
         self._directory = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         # runsc is told the same address, and connects while the run goes on: our descriptor, by our number, until then.
         address = unix_address.through(self._directory, _SOCKET, process=os.getpid())
@@ -113,7 +114,7 @@ class StartTrace:
             if dropped != self._dropped:
                 self._dropped = dropped
                 self._saw(SeenAccess("lost", ""))
-            if (found := trace_points.parsed(message)) is not None:
+            if (found := self._reader.parsed(message)) is not None:
                 self._saw(found)
 
     @property

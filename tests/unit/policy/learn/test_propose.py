@@ -230,6 +230,22 @@ def test_hidden_character_is_left_out() -> None:
     assert len(found.left_out) == 2
 
 
+def test_name_that_no_manifest_holds_is_left_out() -> None:
+    names = ("[id].tsx", "cafe\u0301", "a\\b", "p\u0430y", "a\u2215b", " a", "\udcff")
+    found = propose(seen(*(f"/srv/docs/{name}" for name in (*names, "会議", "caf\u00e9"))), CEILING, {})
+    assert values(found, "read") == ["/srv/docs/caf\u00e9", "/srv/docs/会議"]
+    assert sorted(one.what for one in found.left_out) == sorted(f"/srv/docs/{name}" for name in names)
+    # The fix: its directory.
+    whole = structs.replace(CEILING, reads=("/srv/docs/all",))
+    found = propose(seen(*(f"/srv/docs/all/{n}" for n in range(9)), "/srv/docs/all/[id].tsx"), whole, {})
+    assert (values(found, "read"), found.left_out) == (["/srv/docs/all"], ())
+    assert [line.paths for line in found.lines] == [10]
+
+
+def test_name_of_bytes_is_judged_as_sensitive() -> None:
+    assert [presets.is_sensitive(f"/home/ann/\udcff{name}") for name in ("", "/.ssh/id_rsa")] == [False, True]
+
+
 def test_failed_access_proposes_nothing() -> None:
     observed = seen("/srv/docs/a", errno=errno.ENOENT)
     assert propose(observed, CEILING, {}).lines == ()
