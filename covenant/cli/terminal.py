@@ -20,11 +20,38 @@ from covenant.cli import common
 
 _GAP = "  "
 _NARROWEST = 6
+# The zero-width joiner and the selector of emoji.
+_JOINERS = "\u200d\ufe0f"
 
 
 def cells(text: str) -> int:
-    """Return the number of terminal columns of a text: wide characters take two, combining ones none."""
-    return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
+    """Return the number of terminal columns of a text: wide characters take two, marks none."""
+    return sum(0 if _joins(ch) else 2 if unicodedata.east_asian_width(ch) in "WF" else 1 for ch in text)
+
+
+def _joins(ch: str) -> bool:
+    """Whether a character is drawn with the one before it: a mark, or a later part of a Korean syllable (NFD).
+
+    Not the selector of emoji: a terminal may give the character before it a second column.
+    """
+    return "\u1160" <= ch <= "\u11ff" or (ch != "\ufe0f" and unicodedata.category(ch) in ("Mn", "Me"))
+
+
+def clipped(text: str, most: int) -> str:
+    """Return at most ``most`` characters of a text: an ellipsis says that there is more, and no character loses its
+    marks."""
+    if len(text) <= most:
+        return text
+    end = most - 1
+    while end > 0 and _is_within(text, end):
+        end -= 1
+    return text[:end] + "…"
+
+
+def _is_within(text: str, at: int) -> bool:
+    """Whether the character at a place belongs to the one before it."""
+    ch = text[at]
+    return _joins(ch) or ch in _JOINERS or text[at - 1] == "\u200d" or "\U0001f3fb" <= ch <= "\U0001f3ff"
 
 
 def table(

@@ -124,7 +124,7 @@ def show_(named: str, as_json: bool) -> None:
         common.emit({"kind": "audit_tree", "tree": show.document(root, nodes)})
         return
     for line in show.lines(root, nodes, _line):
-        common.say(line)
+        common.say(common.visible(line))
 
 
 @audit.command(epilog=client.examples("covenant audit verify", "covenant audit verify --json"))

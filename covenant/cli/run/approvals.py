@@ -51,11 +51,11 @@ def list_(as_json: bool) -> None:
         return
     now_ms = answer["now_ms"]
     rows = [
-        (one["id"], one["run_id"][:8], one["agent_id"], one["kind"], _target(one)[:_TARGET], _left(one, now_ms))
+        (one["id"], one["run_id"][:8], one["agent_id"], one["kind"], _clipped(_target(one)), _left(one, now_ms))
         for one in answer["requests"]
     ]
     rows += [
-        (one["id"], one["run_id"][:8], one["agent_id"], "hermes", (one["command"] or one["description"])[:_TARGET],
+        (one["id"], one["run_id"][:8], one["agent_id"], "hermes", _clipped(one["command"] or one["description"]),
          "answers: " + " ".join(one["choices"]))
         for one in answer["hermes"]
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def list_(as_json: bool) -> None:
             common.say(common.visible(line))
     if answer["leases"]:
         leases = [
-            (one["run_id"][:8], one["kind"], one["target"][:_TARGET], one["duration"], times.utc(one["ends_ms"]))
+            (one["run_id"][:8], one["kind"], _clipped(one["target"]), one["duration"], times.utc(one["ends_ms"]))
             for one in answer["leases"]
         ]
         common.say("")
@@ -329,6 +329,10 @@ def call_lines(held: dict[str, Any]) -> list[str]:
     if held["kind"] == "inject":
         return [f"{held['id']}: all that is sent {digest}", f"  {held['arguments']}"]
     return [f"{held['id']}: side effect {held['side_effect']}, arguments {digest}", f"  {held['arguments']}"]
+
+
+def _clipped(text: str) -> str:
+    return terminal.clipped(text, _TARGET)
 
 
 def _target(held: dict[str, Any]) -> str:

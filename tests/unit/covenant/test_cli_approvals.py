@@ -126,3 +126,12 @@ def test_wrong_words_answer_nothing(words: tuple[str, ...], home: Path, monkeypa
     done = call(runs, monkeypatch, home, *words)
     assert isinstance(done.exception, errors.UsageError | errors.NoApprovalError)
     assert runs.answers == []
+
+
+def test_target_of_any_language_is_shown(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing steers the terminal, and a long target is cut behind a whole character, with an ellipsis."""
+    done = call(Runs("会議\u202e\x1b[2J\0", "x" * 58 + "e\u0301" * 9), monkeypatch, home, "list")
+    assert done.exception is None, done.exception
+    assert "会議\\u202e\\x1b[2J\\x00" in done.output
+    assert "x" * 58 + "…" in done.output
+    assert not set("\u202e\x1b\0") & set(done.output)

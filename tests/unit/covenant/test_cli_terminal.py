@@ -73,6 +73,32 @@ def test_cell_is_cut_at_columns_of_terminal(text: str, width: int, wanted: str) 
     assert terminal.cells(wanted) <= width
 
 
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [("会議", 4), ("한글", 4), ("\u1112\u1161\u11ab\u1100\u1173\u11af", 4), ("ที่นี่", 2), ("हिन्दी", 5), ("اجتماع", 6)],
+)
+def test_columns_after_marks_stay_in_line(text: str, columns: int) -> None:
+    _, line, other = terminal.table(("A", "B"), [[text, "x"], ["y" * 12, "x"]], width=None)
+    assert terminal.cells(text) == columns
+    assert line == text + " " * (12 - columns) + "  x"
+    assert other == "y" * 12 + "  x"
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "wanted"),
+    [
+        ("abc", 3, "abc"),
+        ("abcd", 3, "ab…"),
+        ("ae\u0301\u0302bc", 4, "a…"),
+        ("a👩\u200d👩\u200d👧bc", 5, "a…"),
+        ("a👩🏽bc", 3, "a…"),
+        ("e" + "\u0301" * 9, 4, "…"),
+    ],
+)
+def test_clipped_text_loses_no_mark(text: str, most: int, wanted: str) -> None:
+    assert terminal.clipped(text, most) == wanted
+
+
 def test_columns_at_right_are_same_in_both_tables() -> None:
     rows = [["a", 5, "x" * 30], ["bbb", 12345, "y"]]
     assert terminal.table(("A", "N", "C"), rows, width=None, right={"N"})[2] == "bbb  12345  y"

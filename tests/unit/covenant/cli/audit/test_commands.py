@@ -191,6 +191,20 @@ def test_recent_shows_last_records_in_order_with_escapes_made_visible(covenant_h
         assert len(document("recent", "-n", limit)["events"]) == shown
 
 
+def test_tree_of_any_language_steers_no_terminal(covenant_home: Path) -> None:
+    """The id of a run at a Hermes API is that service's text."""
+    intent, odd, base = "1" * 8, "child\x1b[2J\u202e", covenant_home / "supervisor"
+    base.mkdir(mode=0o700, parents=True)
+    with Ledger.open(base / "audit", head=base / "audit-head" / "head.json") as log:
+        fields = {"intent_id": intent, "run_id": odd, "path": "会議 e\u0301\0👩🏽\r", "bytes": 1}
+        log.append("hermes_file_written", fields, issuer=ISSUER, now_ms=1_700_000_000_000)
+    shown = call("show", intent).stdout
+    assert "\n  child\\x1b[2J\\u202e\n" in shown
+    assert 'path="会議 e\u0301\\u0000👩🏽\\r"' in shown
+    assert all(ch.isprintable() or ch == "\n" for ch in shown)
+    assert document("show", intent)["tree"]["children"][0]["id"] == odd
+
+
 def test_recent_survives_log_full_of_junk(covenant_home: Path) -> None:
     fill(covenant_home / "supervisor", 1)
     junk = [b"\xff\x1b", b"[]", b"[" * 50_000, b'{"timestamp_ms":1e999,"kind":[]}', b'{"timestamp_ms":9e99}', b""]
