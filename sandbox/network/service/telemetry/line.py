@@ -42,7 +42,7 @@ class TelemetryReader:
         if outcome == wire.DONE:
             return Read(records, size, made)
         status, code = (413, "frame_refused") if outcome == wire.LARGE else (400, "malformed")
-        raise RefusedError(status, code, made[:400].decode("utf-8", "replace"))
+        raise RefusedError(status, code, made[:400].decode("utf-8", "ignore"))
 
     async def answer(self, signal: str, body: bytes, *, is_json: bool) -> tuple[int, bytes]:
         """Return the records that the collector rejected, and its answer in the agent's form.

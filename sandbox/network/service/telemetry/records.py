@@ -28,6 +28,7 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from policy import errors, wire_json
+from policy.package import INVISIBLE
 from sandbox.network.service.telemetry import bounds, wire
 
 BODY_BYTES: Final = wire.BODY_BYTES
@@ -157,7 +158,11 @@ def is_ours(key: str) -> bool:
 
 
 def _plain(key: str) -> str:
-    return (key if key.isascii() else unicodedata.normalize("NFKC", key)).casefold()
+    """Return a key in lower case, in one Unicode form, and without what a reader does not see of it."""
+    if not key.isascii() or not key.isprintable():
+        key = "".join(ch for ch in key if ch not in INVISIBLE and unicodedata.category(ch) not in ("Cc", "Cf"))
+        key = unicodedata.normalize("NFKC", key)
+    return key.casefold()
 
 
 def _unpacked(body: bytes) -> bytes:

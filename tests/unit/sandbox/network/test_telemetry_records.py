@@ -25,8 +25,12 @@ OURS = [
     "COVENANT/x",
     "ｃｏｖｅｎａｎｔ.run.id",
     "_covenant_",
+    "co\u200bvenant.run.id",
+    "\u202ecovenant.run.id",
+    "coven\ufe0fant.run.id",
+    "co\0ve\x7fnant.run.id",
 ]
-KEPT = ["own", "covenants", "not.covenant.x", "covenantx.y", ""]
+KEPT = ["own", "covenants", "not.covenant.x", "covenantx.y", "", "会議.id", "cove\u0301nant.x", "a\u202eb"]
 
 
 def _metrics() -> Any:
