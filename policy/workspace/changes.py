@@ -272,8 +272,10 @@ def _apart(change: Change, terms: Terms) -> str:
 
 def _refusal(change: Change, sides: _Sides) -> str:
     terms = sides.terms
-    if _is_hidden(change.path) or _is_hidden(change.target):
+    if _is_hidden(change.path):
         return "its name has characters that are not shown"
+    if _is_hidden(change.target):
+        return "it leads to a name with characters that are not shown"
     if globs.matching(terms.mask)(change.path):
         return "masked: the agent does not see it"
     protected = globs.with_directories(terms.protect) if change.kind == "link" else terms.protect
@@ -288,7 +290,7 @@ def _refusal(change: Change, sides: _Sides) -> str:
     if change.kind == "link" and change.action != "delete" and _leads_out(change):
         return "it leads out of the directory"
     if change.kind == "other":
-        return "neither a file, a directory nor a link"
+        return "neither a file, a directory nor a link, or its name is not UTF-8"
     if change.kind == "file" and change.action in ("add", "modify") and not change.sha256:
         return "it is larger than a workspace can hold"
     if change.action != "delete" and change.mode & _SPECIAL_BITS & ~(_STICKY if change.kind == "dir" else 0):
