@@ -235,7 +235,8 @@ def _removed(base: LowerEntry, lower: LowerView, order: Sequence[str]) -> Iterat
 
 def _judged(change: Change, sides: _Sides) -> Change:
     """Return the change with the reason why it is not applied, if there is one."""
-    refused = _apart(change, sides.terms) or _bare(change, sides) or _refusal(change, sides) or _twin(change, sides)
+    refused = _apart(change, sides.terms) or _bare(change, sides) or _hidden(change)
+    refused = refused or _refusal(change, sides) or _twin(change, sides)
     if refused:
         return structs.replace(change, refused=refused)
     base = change.base
@@ -270,12 +271,14 @@ def _apart(change: Change, terms: Terms) -> str:
     return "" if kind is None else f"it is of {APART[kind]}"
 
 
-def _refusal(change: Change, sides: _Sides) -> str:
-    terms = sides.terms
+def _hidden(change: Change) -> str:
     if _is_hidden(change.path):
         return "its name has characters that are not shown"
-    if _is_hidden(change.target):
-        return "it leads to a name with characters that are not shown"
+    return "it leads to a name with characters that are not shown" if _is_hidden(change.target) else ""
+
+
+def _refusal(change: Change, sides: _Sides) -> str:
+    terms = sides.terms
     if globs.matching(terms.mask)(change.path):
         return "masked: the agent does not see it"
     protected = globs.with_directories(terms.protect) if change.kind == "link" else terms.protect
