@@ -38,10 +38,14 @@ def add(present: RootDocument, entry: Mapping[str, Any], *, root_threshold: int 
         errors.TrustError: the key or its name is listed, the key is revoked, or its threshold cannot be met.
     """
     for key in present.keys:
+        if key.name == entry["name"] and key.public != entry["public"]:
+            raise errors.TrustError(
+                f"the trust root has a key `{key.name}` already, which is another one",
+                hint=f"give another name: covenant trust add NAME --public {entry['public']}",
+            )
         if key.name == entry["name"]:
-            raise errors.TrustError(f"the trust root has a key `{key.name}` already", hint="give it another name")
-        if key.public == entry["public"]:
-            raise errors.TrustError(f"the trust root lists this key already, as `{key.name}`")
+            raise errors.TrustError(f"the trust root has a key `{key.name}` already", hint=_listed_hint(key))
+    _refuse_listed(present, entry["public"])
     _refuse_revoked(present, entry["public"])
     return _strict(present, keys=[*_keys(present), dict(entry)], threshold=root_threshold)
 
@@ -92,9 +96,7 @@ def rotate(
         errors.TrustError: the old is not listed, or the new is listed or revoked.
     """
     out = find(present, name)
-    for key in present.keys:
-        if key.public == public:
-            raise errors.TrustError(f"the trust root lists this key already, as `{key.name}`")
+    _refuse_listed(present, public)
     _refuse_revoked(present, public)
     change = {"name": new_name or out.name, "public": public, "not_before": now_ms, "expires_at": expires_at}
     keys = [{**k, **change} if k["public"] == out.public else k for k in _keys(present)]
@@ -301,6 +303,16 @@ def _refuse_root_threshold(values: dict[str, Any]) -> None:
             f"a root threshold of {values['threshold']} could not be met by {signers} root keys",
             hint="rotate the key instead, add a root key first, or lower it with --root-threshold",
         )
+
+
+def _refuse_listed(present: RootDocument, public: object) -> None:
+    for key in present.keys:
+        if key.public == public:
+            raise errors.TrustError(f"the trust root lists this key already, as `{key.name}`", hint=_listed_hint(key))
+
+
+def _listed_hint(key: OperatorKey) -> str:
+    return f"covenant trust set {key.name} changes what it may sign; covenant keys new NAME makes another"
 
 
 def _refuse_last(present: RootDocument, out: OperatorKey) -> None:

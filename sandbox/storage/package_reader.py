@@ -80,7 +80,11 @@ def _opened(path: Path) -> int:
         # O_NOFOLLOW with O_DIRECTORY says ENOTDIR for a symlink.
         symlink = e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink()
         reason = "it is a symlink" if symlink else e.strerror
-        hint = "give the directory that it leads to" if symlink else f"have uid {os.geteuid()} read it, as a directory"
+        hint = f"have uid {os.geteuid()} read it"
+        if e.errno == errno.ENOTDIR:
+            hint = "give the directory that contains agent.toml"
+        if symlink:
+            hint = "give the directory that it leads to"
         raise errors.PackageError(f"package `{path}` cannot be read: {reason}", hint=hint, where=str(path)) from e
 
 

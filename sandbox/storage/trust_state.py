@@ -413,7 +413,8 @@ class State:
                 directory, _root_name(version), max_bytes=roots.MAX_BYTES, where=where, error=errors.TrustError
             )
         if raw is None:
-            raise errors.TrustError(f"trust root version {version} is not here", where=where)
+            hint = "covenant trust show prints the present version; an earlier one may be where it was installed"
+            raise errors.TrustError(f"trust root version {version} is not here", hint=hint, where=where)
         return raw
 
     def _install(self, raw: bytes, version: int) -> None:

@@ -214,7 +214,11 @@ def _version(held: Any, version: int) -> bytes:
         return raw
     kept = trust_root.read(common.home(), trust_root.version_name(version))
     if kept is None:
-        raise errors.TrustError(f"trust root version {version} is not here", where=held.source)
+        raise errors.TrustError(
+            f"trust root version {version} is not here",
+            hint=f"give one up to {held.root.version}, or ask for it where it was installed",
+            where=held.source,
+        )
     return kept
 
 
@@ -327,7 +331,8 @@ def _read(file: Path) -> bytes:
                 raise errors.TrustError(f"`{file}` is no plain file", where=str(file))
             return stream.read(roots.MAX_BYTES + 1)
     except OSError as e:
-        raise errors.TrustError(f"`{file}` cannot be read: {e.strerror}", where=str(file)) from e
+        hint = "give the file that covenant trust export wrote"
+        raise errors.TrustError(f"`{file}` cannot be read: {e.strerror}", hint=hint, where=str(file)) from e
 
 
 def _write(file: Path, raw: bytes) -> None:
@@ -341,4 +346,5 @@ def _write(file: Path, raw: bytes) -> None:
     except FileExistsError:
         raise errors.TrustError(f"`{file}` is there already", hint="choose another name", where=str(file)) from None
     except OSError as e:
-        raise errors.TrustError(f"`{file}` cannot be written: {e.strerror}", where=str(file)) from e
+        hint = "name a file in a directory that is there and yours to write"
+        raise errors.TrustError(f"`{file}` cannot be written: {e.strerror}", hint=hint, where=str(file)) from e

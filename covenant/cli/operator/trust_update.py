@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -232,7 +233,7 @@ def revoke(**options: Any) -> None:
         if kind == "agent":
             agent, at_most = given["agent"], given["serial_at_most"]
             return change.revoke_serials(document, agent, at_most, now_ms=now_ms, reason=reason)
-        digest = given["manifest"] if kind == "manifest" else _payload_digest(given["package"], held)
+        digest = _digest(given["manifest"]) if kind == "manifest" else _payload_digest(given["package"], held)
         return change.revoke_manifest(document, digest, now_ms=now_ms, reason=reason)
 
     serials = (given["agent"], given["serial_at_most"]) if kind == "agent" else None
@@ -332,6 +333,15 @@ def _refuse_keyid(held: Held, home: Path, key: PublicKey) -> None:
         )
 
 
+def _digest(given: str) -> str:
+    if not re.fullmatch("[0-9a-f]{64}", given):
+        raise errors.TrustError(
+            f"the revocation cannot be made: `{given[:80]}` is no digest",
+            hint="64 hexadecimal digits: `payload_digest` of covenant manifest verify PACKAGE --json",
+        )
+    return given
+
+
 def _payload_digest(package: Path, held: Held) -> str:
     """Print and return the digest of the signed payload of a package; its files may have changed or be gone."""
     import hashlib
@@ -362,6 +372,7 @@ def _envelope(package: Path) -> Envelope:
     from policy.signing import envelope, strict_json
 
     where = package / packages.ENVELOPE_NAME
+    hint = "--manifest DIGEST revokes a payload by its digest; run_started in the audit log has that of each run"
     try:
         with contextlib.ExitStack() as stack:
             fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -370,7 +381,11 @@ def _envelope(package: Path) -> Envelope:
                 raise errors.PackageError(f"`{where}` is no plain file", where=str(where))
             raw = stream.read(envelope.MAX_BYTES + 1)
     except OSError as e:
-        raise errors.PackageError(f"`{where}` cannot be read: {e.strerror}", where=str(where)) from e
+        try:
+            common.check_package(package)
+        except errors.PackageError as near:
+            hint = f"{near.hint}; {hint}"
+        raise errors.PackageError(f"`{where}` cannot be read: {e.strerror}", hint=hint, where=str(where)) from e
     try:
         signed = envelope.decode(raw)
     except strict_json.MalformedJsonError as e:

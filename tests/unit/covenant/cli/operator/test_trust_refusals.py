@@ -8,7 +8,7 @@ import pytest
 
 from policy import errors
 from tests import signing_kit as kit
-from tests.cli_kit import call, document, done
+from tests.cli_kit import call, document, done, refused
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,42 @@ def test_refused_version_asks_about_no_package(covenant_home: Path) -> None:
     assert [said.stderr for said in (unlisted, unknown, waiting)] == ["", "", ""]
     # The fixes: keys that sign roots, and the waiting version dropped.
     assert document(*remove, "--discard-pending", "--yes")["version"] == 4
+
+
+def test_each_fix_of_a_listed_key_works(covenant_home: Path) -> None:
+    public = {name: document("keys", "new", name, "--no-passphrase")["public"] for name in ("ann", "bob", "eve")}
+    done("trust", "init", "--key", "ann")
+    by_ann = ("--sign-with", "ann")
+    done("trust", "add", "bob", *by_ann)
+    for words in (("add", "bob"), ("add", "x", "--public", public["bob"]), ("rotate", "ann", "--to", "bob")):
+        error = refused("trust_root", "trust", *words, *by_ann)
+        assert error.hint.startswith("covenant trust set bob changes")
+    done("trust", "set", "bob", "--agents", "team-*", *by_ann)
+    error = refused("trust_root", "trust", "add", "bob", "--public", public["eve"], *by_ann)
+    assert error.hint == f"give another name: covenant trust add NAME --public {public['eve']}"
+    done("trust", "add", "eve", "--public", public["eve"], *by_ann)
+
+
+def test_each_fix_of_a_revocation_works(covenant_home: Path, tmp_path: Path) -> None:
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("manifest", "new", tmp_path / "mine")
+    revoke = ("trust", "revoke", "--reason", "leaks", "--sign-with", "ann")
+    error = refused("package_invalid", *revoke, "--package", tmp_path / "mina")
+    assert error.hint.startswith(f"did you mean `{tmp_path}/mine`?; --manifest DIGEST")
+    error = refused("package_invalid", *revoke, "--package", tmp_path / "mine")
+    assert error.hint.startswith("--manifest DIGEST revokes")
+    error = refused("trust_root", *revoke, "--manifest", "zz")
+    assert "`payload_digest` of covenant manifest verify PACKAGE --json" in error.hint
+    done("manifest", "sign", tmp_path / "mine", "--key", "ann")
+    digest = document("manifest", "verify", tmp_path / "mine")["payload_digest"]
+    done(*revoke, "--manifest", digest)
+
+
+def test_each_fix_of_an_export_works(covenant_home: Path, tmp_path: Path) -> None:
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    for words in (("export", tmp_path / "no" / "x"), ("export", "--version", "9", tmp_path / "x"), ("import", "none")):
+        assert refused("trust_root", "trust", *words).hint
+    done("trust", "export", "--version", "1", tmp_path / "x")
+    done("trust", "import", tmp_path / "x")
