@@ -187,7 +187,8 @@ def read_passphrase(
         try:
             fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError as e:
-            raise errors.KeyFileError(f"passphrase file `{file}`: {e.strerror}", where=file) from e
+            hint = f"give a file, no link, that uid {os.geteuid()} reads, or --passphrase-file - for stdin"
+            raise errors.KeyFileError(f"passphrase file `{file}`: {e.strerror}", hint=hint, where=file) from e
         with os.fdopen(fd, "rb") as stream:
             info = os.fstat(fd)
             if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077:
@@ -195,7 +196,10 @@ def read_passphrase(
                     f"passphrase file `{file}` can be read by others", hint=f"chmod 0600 {file}", where=file
                 )
             if info.st_uid not in {0, os.geteuid()}:
-                raise errors.KeyFileError(f"passphrase file `{file}` belongs to uid {info.st_uid}", where=file)
+                hint = f"chown {os.geteuid()} {file}"
+                raise errors.KeyFileError(
+                    f"passphrase file `{file}` belongs to uid {info.st_uid}", hint=hint, where=file
+                )
             return _non_empty(stream.readline(4096), file)
     if not sys.stdin.isatty():
         raise errors.KeyFileError("a passphrase is needed and there is no terminal", hint=without_terminal)
@@ -223,7 +227,9 @@ def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Si
 def _non_empty(line: bytes, source: str) -> bytes:
     secret = line.rstrip(b"\r\n")
     if not secret:
-        raise errors.KeyFileError(f"the passphrase in `{source}` is empty", where=source)
+        raise errors.KeyFileError(
+            f"the passphrase in `{source}` is empty", hint="write it into the first line", where=source
+        )
     return secret
 
 

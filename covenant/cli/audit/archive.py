@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import click
@@ -37,6 +38,10 @@ def archive(directory: Path, older_than: str, as_json: bool) -> None:
         raise errors.LedgerError(f"there is no log of a supervisor below `{state}`", hint="set COVENANT_STATE")
     if os.stat(state / "audit").st_uid != os.geteuid():
         raise errors.LedgerError("the supervisor's log is another user's", hint="repeat with sudo", where=str(state))
+    above = directory.absolute().parent
+    if not above.is_dir():
+        hint = f"make it, in a place of your own: mkdir -p {shlex.quote(str(above))}"
+        raise errors.UsageError(f"the archive `{directory}` would be in `{above}`, which is no directory", hint=hint)
     # Opening the log completes what a kill or a power cut left of it.
     open_ledger(state).close()
     try:

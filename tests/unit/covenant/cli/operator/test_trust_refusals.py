@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -80,3 +82,24 @@ def test_each_fix_of_an_export_works(covenant_home: Path, tmp_path: Path) -> Non
         assert refused("trust_root", "trust", *words).hint
     done("trust", "export", "--version", "1", tmp_path / "x")
     done("trust", "import", tmp_path / "x")
+
+
+def test_each_fix_of_a_passphrase_file_works(covenant_home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "passphrase"
+    new = ("keys", "new", "ann", "--passphrase-file", file)
+    assert "--passphrase-file - for stdin" in refused("key_file", *new).hint
+    file.write_text("")
+    assert refused("key_file", *new).hint == f"chmod 0600 {file}"
+    file.chmod(0o600)
+    assert refused("key_file", *new).hint == "write it into the first line"
+    file.write_text("open\n")
+    done(*new)
+
+
+def test_fix_of_an_archive_without_directory_works(covenant_home: Path, tmp_path: Path) -> None:
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    archive = ("audit", "archive", tmp_path / "a b" / "old", "--older-than", "1d")
+    hint = refused("usage", *archive).hint
+    subprocess.run(shlex.split(hint.rpartition(": ")[2]), check=True)
+    done(*archive)
