@@ -24,7 +24,7 @@ OPERATION: Final = "secrets"
 CONFIRM_SECONDS: Final = 15.0
 _LOOK_SECONDS, _AGAIN_SECONDS = 1.0, 0.005
 # Runs that are asked at the same time.
-_AT_ONCE: Final = 32
+AT_ONCE: Final = 32
 
 
 class SecretHolder(Protocol):
@@ -92,8 +92,8 @@ def _unconfirmed(questions: Sequence[_Question], seconds: float) -> list[_Questi
 
     Each gets the same part of ``seconds``, so that a run that hangs costs no other its question.
     """
-    turns = -(-len(questions) // _AT_ONCE)
-    with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+    turns = -(-len(questions) // AT_ONCE)
+    with futures.ThreadPoolExecutor(AT_ONCE) as pool:
         confirmed = list(pool.map(lambda one: one.is_confirmed(seconds / turns), questions))
     return [one for one, is_confirmed in zip(questions, confirmed, strict=True) if not is_confirmed]
 
