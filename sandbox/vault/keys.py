@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,7 +136,12 @@ def _read(path: Path, buffer: Locked, least_bytes: int) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
         reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
-        raise errors.VaultKeyError(f"key file `{path}`: {reason}", where=str(path)) from e
+        words = "--passphrase-file FILE --new-passphrase-file FILE"
+        anew = f"covenant vault rekey {words} --key-file {shlex.quote(str(path))}"
+        # A file with fewer bytes is a token of OpenBao, which no passphrase replaces.
+        lost = e.errno == errno.ENOENT and least_bytes == KEY_FILE_BYTES
+        hint = f"put it back, or with a passphrase of the vault: {anew}" if lost else ""
+        raise errors.VaultKeyError(f"key file `{path}`: {reason}", hint=hint, where=str(path)) from e
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077 or info.st_uid not in {0, os.geteuid()}:

@@ -264,3 +264,27 @@ def test_doctor_opens_it_as_run_does(home: Path) -> None:
     (home / "vault.key").chmod(0o644)
     with pytest.raises(errors.VaultKeyError):
         look()
+
+
+def test_passphrases_open_what_another_machine_restores(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the vault's key file, which was outside of the backup. The steps of docs/install.md."""
+    words = private(tmp_path / "words", "correct horse\n")
+    cli_kit.done("keys", "new", "ann", "--passphrase-file", words)
+    cli_kit.done("trust", "init", "--key", "ann", "--passphrase-file", words)
+    cli_kit.done("vault", "init", "--key-file", home / "vault.key", "--new-passphrase-file", words)
+    put("probe", "db", "planted")
+    (home / "vault.key").unlink()
+    other = tmp_path / "other"
+    home.rename(other)
+    monkeypatch.setenv("COVENANT_HOME", str(other))
+    key = other / "new.key"
+    (other / "supervisor" / "config.toml").write_text(f'[vault]\nkey = "{key}"\n')
+    error = cli_kit.refused("vault_locked", "vault", "list")
+    assert len(cli_kit.document("vault", "list", "--passphrase-file", words)["secrets"]) == 1
+    fix = (error.hint or "").partition("covenant ")[2].replace("FILE", str(words))
+    cli_kit.done(*fix.split())
+    # By the new key file, as a run opens it.
+    assert len(cli_kit.document("vault", "list")["secrets"]) == 1
+    cli_kit.done("trust", "renew", "--sign-with", "ann", "--passphrase-file", words)
