@@ -57,9 +57,18 @@ def read_logs() -> list[LogBytes]:
         looked = " or ".join(f"`{path}`" for _, path in there)
         raise errors.LedgerError(
             f"no log: there is no audit log at {looked}",
-            hint="set COVENANT_HOME or COVENANT_STATE; a run makes the log",
+            hint=_installed() or "set COVENANT_HOME or COVENANT_STATE; a run makes the log",
         )
     return logs
+
+
+def _installed() -> str:
+    """Return the hint where the installed services have logs. Only root can see them."""
+    from sandbox.serve.api import paths
+
+    there = (("COVENANT_STATE", paths.SYSTEM_STATE), ("COVENANT_HOME", paths.SYSTEM_HOME))
+    named = [f"{name}={place}" for name, place in there if os.path.exists(f"{place}/audit")]
+    return "export " + " ".join(named) if named else ""
 
 
 def read_log(name: str) -> LogBytes:

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-# The state and the socket of an installed service.
+# The state and the socket of an installed service, and the home of an installed daemon.
 SYSTEM_STATE: Final = "/var/lib/covenant"
+SYSTEM_HOME: Final = "/var/lib/covenantd"
 SYSTEM_SOCKET: Final = "/run/covenant/supervisor.sock"
 NAME: Final = "supervisor.sock"
 

@@ -23,6 +23,7 @@ from covenant.stores.audit import files
 from covenant.stores.audit.durable import DurableAudit
 from policy import errors
 from policy.audit_log import chain, write_ahead
+from sandbox.serve.api import paths
 from tests import server_kit
 
 
@@ -84,6 +85,18 @@ def test_recent_shows_rows_that_only_pending_has(home: Path) -> None:
     assert opens(home)
     assert shown == [json.loads(line)["id"] for line in (home / FILES[0]).read_bytes().splitlines()]
     assert len(shown) == 5
+
+
+def test_logs_of_installed_service_are_named(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_back(home, (), closed=True)
+    monkeypatch.setattr(paths, "SYSTEM_STATE", str(tmp_path / "none"))
+    monkeypatch.setattr(paths, "SYSTEM_HOME", str(home))
+    monkeypatch.setenv("COVENANT_HOME", str(tmp_path / "mine"))
+    refused = call("verify").exception
+    assert isinstance(refused, errors.LedgerError)
+    assert refused.hint == f"export COVENANT_HOME={home}"
+    monkeypatch.setenv("COVENANT_HOME", refused.hint.partition("=")[2])
+    assert call("verify").exit_code == 0
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["killed", "closed"])
