@@ -11,12 +11,12 @@ import anyio.to_thread
 
 from covenant.providers import package_files
 from policy import errors
-from policy.manifest import parse, syntax
+from policy.manifest import parse
 from policy.manifest.tools import checks, document
 from policy.manifest.tools.document import Tool
-from policy.package import MANIFEST_NAME
+from policy.package import MANIFEST_BYTES, MANIFEST_NAME
 
-_WANTED: Final = {MANIFEST_NAME: syntax.MANIFEST_BYTES, document.FILE: document.MAX_BYTES}
+_WANTED: Final = {MANIFEST_NAME: MANIFEST_BYTES, document.FILE: document.MAX_BYTES}
 
 
 @contextlib.asynccontextmanager
