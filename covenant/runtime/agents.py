@@ -34,8 +34,8 @@ _SETTLE_MS: Final = 100
 _AT_LATEST_MS: Final = 2_000
 # The pause before a watch that an unreadable name ended begins again.
 _AGAIN_SECONDS: Final = 1.0
-# How long a watch without news runs.
-_IDLE_MS: Final = 5_000
+# How long a watch without news runs. A change that came just before a watch is found after it.
+_IDLE_MS: Final = 1_000
 # The pause before packages are read again whose file system did not answer.
 _HANGING_AGAIN_SECONDS: Final = 60.0
 
@@ -167,13 +167,14 @@ class Agents:
             ):
                 # Scan once without a change as well: the watch has missed changes between the first scan and its own
                 # start.
-                if changes or not looked or self._reads_again():
+                looks, looked = bool(changes) or not looked or self._reads_again(), True
+                if looks:
                     await self._look(noted)
-                    looked = True
                 if _which(self.place) != watched:
                     pause = _AGAIN_SECONDS
                     break
-                if changes and below != await anyio.to_thread.run_sync(packages.directories, self.place):
+                # Also at the first scan: a directory may have come between the list and the watch.
+                if looks and below != await anyio.to_thread.run_sync(packages.directories, self.place):
                     pause = 0.0
                     break
         except* FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -236,6 +237,33 @@ async def test_what_comes_changes_and_goes_is_seen_without_asking(home: Path) ->
         ((), ("a",), ()),
         ((), (), ("a",)),
     ]
+
+
+async def test_directory_made_before_its_watch_is_watched(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = packages.directories
+
+    def overtaken(place: Path) -> list[Path]:
+        found = real(place)
+        if not found:
+            runtime_kit.package(home, "late")
+        return found
+
+    monkeypatch.setattr(packages, "directories", overtaken)
+    agents = await _loaded(home)
+    async with anyio.create_task_group() as group:
+        group.start_soon(agents.watch)
+        await _until(lambda: [card.id for card in agents.cards()] == ["late"])
+        # By now the first scan of the first watch is over. A change in the directory has to reach the second one.
+        await anyio.sleep(2)
+        runtime_kit.package(home, "late", name="Changed")
+        await _until(lambda: agents.cards()[0].manifest.agent.name == "Changed")
+        group.cancel_scope.cancel()
+
+
+async def _until(found: Callable[[], bool]) -> None:
+    with anyio.fail_after(30):
+        while not found():  # noqa: ASYNC110
+            await anyio.sleep(0.05)
 
 
 async def test_place_that_cannot_be_watched_is_said(home: Path, caplog: pytest.LogCaptureFixture) -> None:
