@@ -125,7 +125,10 @@ def _files(raw: bytes) -> dict[str, bytes]:
     try:
         found: Any = json.loads(raw)
         if isinstance(found.get("error"), dict):
-            raise errors.restored(found["error"])
+            error = errors.restored(found["error"])
+            # Its path may have bytes that are no text: no answer of the daemon could carry these.
+            error.where = visible(error.where)
+            raise error
         return {name: base64.b64decode(data) for name, data in found["files"].items()}
     except (ValueError, KeyError, AttributeError, TypeError, binascii.Error):
         raise errors.ServiceError("the reader of a package ended before its answer") from None

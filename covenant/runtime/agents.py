@@ -22,6 +22,7 @@ from watchfiles._rust_notify import WatchfilesRustInternalError
 
 from covenant.runtime import packages
 from covenant.runtime.packages import Card, Listed
+from covenant.visible import visible
 from policy import decide, errors
 from policy.signing import strict_json
 
@@ -209,7 +210,8 @@ def _log_hanging(listing: Sequence[Listed], *, before: Sequence[Listed]) -> None
     known = {one.directory for one in before if isinstance(one.error, errors.HangingError)}
     for one in listing:
         if isinstance(one.error, errors.HangingError) and one.directory not in known:
-            _LOG.warning("package `%s`: %s (fix: %s)", one.directory, one.error.message, one.error.hint)
+            # A name may have newlines, which the log keeps.
+            _LOG.warning("package `%s`: %s (fix: %s)", visible(one.directory), one.error.message, one.error.hint)
 
 
 def _which(place: Path) -> tuple[int, int] | None:

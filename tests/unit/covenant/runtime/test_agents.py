@@ -9,8 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from covenant.runtime import agents as agents_module
 from covenant.runtime import packages
 from covenant.runtime.agents import Agents, Change
+from covenant.runtime.packages import Listed
 from policy import errors
 from policy.package import MANIFEST_BYTES
 from tests import runtime_kit
@@ -271,3 +273,9 @@ async def test_place_that_cannot_be_watched_is_said(home: Path, caplog: pytest.L
     with anyio.fail_after(10):
         await Agents(home).watch()
     assert "not watched" in caplog.text
+
+
+def test_hanging_package_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    hanging = errors.HangingError("it does not answer", hint="unmount it")
+    agents_module._log_hanging([Listed("one\nERROR two", None, hanging)], before=())
+    assert "package `one\\nERROR two`: it does not answer" in caplog.text
