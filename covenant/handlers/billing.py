@@ -111,9 +111,9 @@ async def receipt_of_run(server: Server, caller: Caller, intent_id: str, took: S
     return receipt
 
 
-async def settle_memory(server: Server, caller: Caller, record_id: str, text: str) -> SettlementReceipt:
-    """Keep the receipt of a record that was stored."""
-    receipt = SettlementReceipt(
+def memory_receipt(server: Server, caller: Caller, record_id: str, text: str) -> SettlementReceipt:
+    """Return the receipt of a record, which is not kept yet."""
+    return SettlementReceipt(
         id=str(uuid.uuid4()),
         payer=caller.agent,
         resource="memory",
@@ -121,6 +121,11 @@ async def settle_memory(server: Server, caller: Caller, record_id: str, text: st
         credits_consumed=budget.storage_cost(len(text.encode()), price_table.prices()),
         settled_at=server.now_ms(),
     )
+
+
+async def settle_memory(server: Server, caller: Caller, record_id: str, text: str) -> SettlementReceipt:
+    """Keep the receipt of a record that was stored."""
+    receipt = memory_receipt(server, caller, record_id, text)
     await server.receipts.append(receipt)
     return receipt
 

@@ -19,13 +19,15 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
+
 from covenant.handlers import billing, paging
 from covenant.handlers.access import authorization
 from covenant.handlers.access.authorization import RequestFacts
 from covenant.stores.audit.interface import AuditEntry
 from covenant.stores.memory.interface import Room
-from covenant.wire import requests, responses
-from covenant.wire.types import MemoryRecord, SettlementReceipt, SignedCapability, Tier
+from covenant.wire import parts, requests, responses
+from covenant.wire.types import MemoryRecord, SignedCapability, Tier
 from policy import errors
 
 if TYPE_CHECKING:
@@ -155,26 +157,56 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
         parent=asked.parent,
     )
     check_size(record)
-    await server.memory.put(record, room=room_of(caller))
-    await _account(server, caller, record)
-    server.feed.publish("memory", record)
+    write = _account(server, caller, record)
+    try:
+        await server.memory.put(record, room=room_of(caller))
+    except anyio.get_cancelled_exc_class():
+
+        async def write_if_stored() -> None:
+            if await server.memory.get(record.id) is not None:
+                await write()
+
+        server.unfinished.keep(record.id, write_if_stored)
+        raise
+    await _write_or_keep(server, record, write)
     return responses.MemoryStored(record=record)
 
 
-async def _account(server: Server, caller: Caller, record: MemoryRecord) -> None:
+def _account(server: Server, caller: Caller, record: MemoryRecord) -> Callable[[], Awaitable[None]]:
+    """Return a function that writes the receipt and the rows of a stored record, and publishes the record. Each call
+    continues where the last one failed or was cut off: there is one receipt, and its rows are written once."""
+    receipt = billing.memory_receipt(server, caller, record.id, record.text)
+    began = False
+
+    def is_its(row: parts.AuditEvent) -> bool:
+        return row.kind["type"] == "receipt_written" and bool(row.kind["receipt_id"] == receipt.id)
+
+    async def write() -> None:
+        nonlocal began
+        # An equal one again changes nothing.
+        await server.receipts.append(receipt)
+        if began:
+            await server.audit.caught_up()
+            if (await server.audit.scan(is_its, 1, since_ms=record.created_at)).events:
+                return
+        began = True
+        try:
+            await server.audit.append_all([written(record, "client"), billing.receipt_row(receipt, None)])
+        except errors.CovenantError:
+            began = False  # nothing of it is in the log
+            raise
+        server.feed.publish("memory", record)
+
+    return write
+
+
+async def _write_or_keep(server: Server, record: MemoryRecord, write: Callable[[], Awaitable[None]]) -> None:
     """Write the receipt and the rows of a record that is stored.
 
     Raises:
         errors.StoreError, errors.LedgerError: they cannot be written now. They are kept until they can be, as the ends
-            of intents are, so that no record stays without them.
+            of intents are, so that no record stays without them. The same if the request is cancelled.
     """
-    receipts: list[SettlementReceipt] = []
-
-    async def write() -> None:
-        if not receipts:
-            receipts.append(await billing.settle_memory(server, caller, record.id, record.text))
-        await server.audit.append_all([written(record, "client"), billing.receipt_row(receipts[0], None)])
-
     try:
         await write()
     except (errors.StoreError, errors.LedgerError) as e:
@@ -187,6 +219,9 @@ async def _account(server: Server, caller: Caller, record: MemoryRecord) -> None
                 "where": e.where,
             }
         ) from e
+    except anyio.get_cancelled_exc_class():
+        server.unfinished.keep(record.id, write)
+        raise
 
 
 def check_size(record: MemoryRecord, *, more: Any = None) -> None:

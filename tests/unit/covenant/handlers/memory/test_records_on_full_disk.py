@@ -1,4 +1,4 @@
-"""A record whose receipt or rows found no room gets them once there is room."""
+"""A record whose receipt or rows found no room, or whose request was cancelled, gets them once there is room."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from covenant import daemon_stores
@@ -63,3 +64,60 @@ async def test_stored_record_gets_its_receipt_and_rows_once_there_is_room(
         (stored,) = await server.memory.recent(None, 9)
         assert [one.memory_record_id for one in await server.receipts.recent(9)] == [stored.id]
         assert (await consistency.verify(server, operator, requests.Verify(window=9))).drift == ()
+
+
+@pytest.mark.parametrize("during", ["record", "receipt", "rows"])
+async def test_record_of_cancelled_request_gets_one_receipt_and_its_rows_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, during: str
+) -> None:
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        operator = server_kit.caller(server.identity.agent, operator=True)
+        await granted(server, operator, "memory.write")
+        store, name = {
+            "record": (server.memory, "put"),
+            "receipt": (server.receipts, "append"),
+            "rows": (server.audit, "append_all"),
+        }[during]
+        act = getattr(store, name)
+        with anyio.CancelScope() as scope:
+
+            async def cut_off(*given: Any, **more: Any) -> Any:
+                # The disk takes it, and the answer finds its request cancelled.
+                done = await act(*given, **more)
+                if during != "rows" or given[0][0].kind == "memory_written":
+                    scope.cancel()
+                    await anyio.sleep(60)
+                return done
+
+            monkeypatch.setattr(store, name, cut_off)
+            await records.put_memory(server, operator, requests.PutMemory(tier=Tier.WORKING, text="words"))
+        assert scope.cancelled_caught
+        monkeypatch.undo()
+        await server.unfinished.write()
+        (stored,) = await server.memory.recent(None, 9)
+        (receipt,) = await server.receipts.recent(9)
+        assert receipt.memory_record_id == stored.id
+        rows = [row.kind["type"] for row in await server.audit.recent(99)]
+        assert (rows.count("receipt_written"), rows.count("memory_written")) == (1, 1)
+        assert (await consistency.verify(server, operator, requests.Verify(window=9))).drift == ()
+
+
+async def test_request_cancelled_before_its_record_is_stored_leaves_no_receipt(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        operator = server_kit.caller(server.identity.agent, operator=True)
+        await granted(server, operator, "memory.write")
+        with anyio.CancelScope() as scope:
+
+            async def never(*given: Any, **more: Any) -> None:
+                scope.cancel()
+                await anyio.sleep(60)
+
+            monkeypatch.setattr(server.memory, "put", never)
+            await records.put_memory(server, operator, requests.PutMemory(tier=Tier.WORKING, text="words"))
+        monkeypatch.undo()
+        await server.unfinished.write()
+        assert (len(server.unfinished), list(await server.receipts.recent(9))) == (0, [])
