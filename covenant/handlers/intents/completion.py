@@ -37,8 +37,6 @@ MOST_OF_IGNORED: Final = 1024
 _WRITING_SECONDS: Final = 60.0
 # What another try may fix: a disk without room, or a log that cannot be written now.
 _MENDED_LATER: Final = (errors.StoreError, errors.LedgerError)
-# So many receipts are looked through for that of a record.
-_MOST_RECEIPTS: Final = 100_000
 
 
 def writing() -> anyio.CancelScope:
@@ -258,16 +256,18 @@ class Completion:
             errors.StoreError: the receipt could not be written now; the record is there.
         """
 
-        async def there() -> SettlementReceipt | None:
-            known = await self.server.receipts.recent(_MOST_RECEIPTS, record.created_at)
-            return next((one for one in known if one.memory_record_id == record.id), None)
+        async def make() -> SettlementReceipt:
+            return billing.memory_receipt(self.server, self.caller, record.id, record.text)
+
+        # One receipt for all tries: a slow disk may take the one of a try that was cut off, and takes no equal one.
+        receipt = await self.once("receipt of memory", make)
 
         async def write() -> SettlementReceipt:
-            receipt = await billing.settle_memory(self.server, self.caller, record.id, record.text)
+            await self.server.receipts.append(receipt)
             self.server.feed.publish("memory", record)
             return receipt
 
-        return await self.once("receipt of memory", write, there)
+        return await self.once("kept receipt of memory", write)
 
     async def _is_told(self) -> bool | None:
         """Whether the rows are in the log, of this try: under a key one may have failed before."""

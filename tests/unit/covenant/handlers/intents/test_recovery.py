@@ -30,7 +30,7 @@ from covenant.stores.audit import event_text
 from covenant.stores.audit.interface import AuditEntry, Scan
 from covenant.stores.budget.interface import Reservation
 from covenant.wire import requests
-from covenant.wire.types import BudgetPauseCheckpoint
+from covenant.wire.types import BudgetPauseCheckpoint, SettlementReceipt
 from policy import errors
 from policy.audit_log.chain import ChainRow
 from tests import full_disk, runtime_kit, server_kit
@@ -399,6 +399,42 @@ async def test_end_that_log_does_not_take_is_written_once_it_does(home: Path, er
         await server.unfinished.write()
         assert await _ends(server) == {acts.asked[0].id: ["intent_dispatched"]}
         assert (server.budget.unsettled(), len(await server.receipts.recent(9))) == ((), 2)
+
+
+async def test_receipt_of_record_that_slow_disk_takes_later_is_the_only_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime_kit.package(home, "a", budget=9)
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        server = opened.server
+        await _ready(server, Acts())
+        whole, late, scopes = server.receipts.append, list[SettlementReceipt](), list[anyio.CancelScope]()
+
+        async def hangs(receipt: SettlementReceipt) -> None:
+            if receipt.resource != "memory":
+                return await whole(receipt)
+            late.append(receipt)
+            scopes[-1].cancel()
+            return await anyio.sleep_forever()
+
+        async def takes_all(receipt: SettlementReceipt) -> None:
+            # In their order.
+            while late:
+                await whole(late.pop(0))
+            await whole(receipt)
+
+        def writing() -> anyio.CancelScope:
+            scopes.append(anyio.CancelScope(shield=True))
+            return scopes[-1]
+
+        monkeypatch.setattr(completion, "writing", writing)
+        monkeypatch.setattr(server.receipts, "append", hangs)
+        with pytest.raises(errors.StoreError):
+            await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="words", agent="a"))
+        monkeypatch.setattr(server.receipts, "append", takes_all)
+        await server.unfinished.write()
+        receipts = [one.resource for one in await server.receipts.recent(9)]
+        assert sorted(receipts) == ["compute", "memory"]
 
 
 @pytest.mark.parametrize("way", ["done", "failed"])
