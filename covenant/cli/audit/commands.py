@@ -30,6 +30,7 @@ from sandbox import progress
 _SHOWN_FAILURES = 40
 # As many of the newest rows of each log are looked through for an id.
 _MOST = 1_000_000
+_OURS_LEFT_OUT = "rows of kinds that version 1 has not are left out; `--extended` shows them"
 # So much of the id of a log's key is shown beside a row that was copied from it.
 _ORIGIN_SHOWN = 12
 
@@ -84,6 +85,8 @@ def recent(
     # A call that version 1's scripts make has the kinds and names that they decode. Version 1 had a daemon only.
     first = as_json and not extended and since is None and wanted == show.Filter()
     if stream:
+        if first:
+            common.say(_OURS_LEFT_OUT, err=True)
         audit_stream.follow(limit, since_ms, _line, as_json=as_json, extended=not first)
         return
     logs = read_logs.read_logs()
@@ -98,8 +101,8 @@ def recent(
         found = {"kind": "audit_recent", "limit": limit, "since_ms": since_ms, "events": rows}
         listed = [{"origin": log.name, "path": str(log.path)} for log in logs]
         common.emit(found if first else {**found, "logs": listed})
-        if first and any(show.kind_of(row) not in event_kinds.VERSION_1 for log in logs for row in _last(log, limit)):
-            common.say("rows of kinds that version 1 has not are left out; `--extended` shows them", err=True)
+        if first:
+            _say_left_out(row for log in logs for row in _last(log, limit))
         return
     for log in logs:
         common.say(f"{log.name} log: {common.visible(str(log.path))}", err=True)
@@ -177,6 +180,15 @@ def started_policies() -> dict[str, str]:
         starts = [kind for kind in kinds if kind["type"] == "run_started" and kind["policy_digest"]]
         return {kind["run_id"]: kind["policy_digest"] for kind in starts}
     raise errors.LedgerError("the supervisor has no log here", hint="set COVENANT_HOME or COVENANT_STATE")
+
+
+def _say_left_out(rows: Iterable[dict[str, Any]]) -> None:
+    """Say which of the last records version 1's scripts do not get."""
+    left = [row for row in rows if show.kind_of(row) not in event_kinds.VERSION_1]
+    if left:
+        common.say(_OURS_LEFT_OUT, err=True)
+    if any("unreadable" in row for row in left):
+        common.say("records that cannot be read are left out too; covenant audit verify says why", err=True)
 
 
 def _check_kinds(kinds: Iterable[str]) -> None:

@@ -478,3 +478,12 @@ def test_version_1s_kinds_alone_are_shown_where_daemon_has_a_log(covenant_home: 
     assert json.loads(both.stdout)["events"] == []
     fix = both.stderr.split("`")[1]
     assert len(json.loads(call("recent", "--json", fix).stdout)["events"]) == 3
+
+
+def test_unreadable_record_is_not_left_out_without_a_word(covenant_home: Path) -> None:
+    fill(covenant_home, 1)
+    with open(covenant_home / "audit" / "events.jsonl", "ab") as log:
+        log.write(b"no event\n")
+    said = call("recent", "--json")
+    assert json.loads(said.stdout)["events"] == []
+    assert "records that cannot be read are left out too; covenant audit verify" in said.stderr
