@@ -123,6 +123,8 @@ async def mounted(place: Path) -> dict[str, bytes | errors.CovenantError | None]
                 async with package_files.opened(path, wanted, seconds=ANSWER_SECONDS) as (_, files):
                     found[path.name] = files.get(decide.MANIFEST)
             except errors.CovenantError as e:
+                # As of the other packages: every caller may see the error, and the path of the home is not for all.
+                e.where = visible(path.name)
                 found[path.name] = e
 
     async with anyio.create_task_group() as group:

@@ -15,6 +15,7 @@ from covenant.runtime.agents import Agents, Change
 from covenant.runtime.packages import Listed
 from policy import errors
 from policy.package import MANIFEST_BYTES
+from sandbox.storage import other_mounts
 from tests import runtime_kit
 
 pytestmark = pytest.mark.anyio
@@ -279,3 +280,14 @@ def test_hanging_package_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture
     hanging = errors.HangingError("it does not answer", hint="unmount it")
     agents_module._log_hanging([Listed("one\nERROR two", None, hanging)], before=())
     assert "package `one\\nERROR two`: it does not answer" in caplog.text
+
+
+async def test_error_of_package_on_other_file_system_has_no_path_of_the_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime_kit.package(home, "good")
+    (home / "agents" / "far").touch()
+    monkeypatch.setattr(other_mounts, "names", lambda place: frozenset({"far"}))
+    good, far = (await _loaded(home)).listing()
+    assert (good.id, good.error) == ("good", None)
+    assert (far.directory, str(far.error)) == ("far", "the package cannot be read: Not a directory (far)")
