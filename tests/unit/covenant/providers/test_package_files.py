@@ -1,4 +1,4 @@
-"""What the daemon says of a package that a process could not read."""
+"""Errors of packages that a process could not read: an answer of the daemon can carry them, with any name."""
 
 from __future__ import annotations
 

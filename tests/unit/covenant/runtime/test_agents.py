@@ -9,10 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from covenant.runtime import agents as agents_module
 from covenant.runtime import packages
 from covenant.runtime.agents import Agents, Change
-from covenant.runtime.packages import Listed
 from policy import errors
 from policy.package import MANIFEST_BYTES
 from sandbox.storage import other_mounts
@@ -276,10 +274,16 @@ async def test_place_that_cannot_be_watched_is_said(home: Path, caplog: pytest.L
     assert "not watched" in caplog.text
 
 
-def test_hanging_package_is_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    hanging = errors.HangingError("it does not answer", hint="unmount it")
-    agents_module._log_hanging([Listed("one\nERROR two", None, hanging)], before=())
-    assert "package `one\\nERROR two`: it does not answer" in caplog.text
+async def test_hanging_package_is_one_line_of_the_log(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = "one\nERROR two"
+    (home / "agents" / name).mkdir(parents=True)
+    monkeypatch.setattr(other_mounts, "names", lambda place: frozenset({name}))
+    monkeypatch.setattr(packages, "ANSWER_SECONDS", 0.0)
+    (listed,) = (await _loaded(home)).listing()
+    assert isinstance(listed.error, errors.HangingError)
+    assert "package `one\\nERROR two`: the file system of the package does not answer" in caplog.text
 
 
 async def test_error_of_package_on_other_file_system_has_no_path_of_the_home(
