@@ -101,14 +101,13 @@ async def settle(server: Server, reserved: Reserved, intent_id: str, receipt: Se
     await server.budget.settle(reserved.agent, intent_id, max(0, cost_ - reserved.credits))
 
 
-async def receipt_of_run(server: Server, caller: Caller, intent_id: str, took: Spent | None) -> SettlementReceipt:
-    """Keep the receipt of what a run used with all below it, which has the intent's id; None: nothing was run."""
+def run_receipt(server: Server, caller: Caller, intent_id: str, took: Spent | None) -> SettlementReceipt:
+    """Return the receipt, not kept yet, of what a run used with all below it; it has the intent's id. None: nothing was
+    run."""
     credits_ = 0 if took is None else cost(took.usage, took.told)
-    receipt = SettlementReceipt(
+    return SettlementReceipt(
         id=intent_id, payer=caller.agent, resource="compute", credits_consumed=credits_, settled_at=server.now_ms()
     )
-    await server.receipts.append(receipt)
-    return receipt
 
 
 def memory_receipt(server: Server, caller: Caller, record_id: str, text: str) -> SettlementReceipt:

@@ -151,11 +151,10 @@ class Completion:
     async def receipt(self, took: Spent | None) -> SettlementReceipt:
         """Keep the receipt of what a run used; None: of what no agent did, which costs nothing."""
 
-        async def there() -> SettlementReceipt | None:
-            return await self.server.receipts.get(self.intent_id)
+        async def make() -> SettlementReceipt:
+            return billing.run_receipt(self.server, self.caller, self.intent_id, took)
 
-        write = functools.partial(billing.receipt_of_run, self.server, self.caller, self.intent_id, took)
-        return await self.once("receipt", write, there)
+        return await self._kept("receipt", make)
 
     async def written(self, rows: list[AuditEntry]) -> None:
         """Write the rows that say how it ended."""
@@ -259,15 +258,23 @@ class Completion:
         async def make() -> SettlementReceipt:
             return billing.memory_receipt(self.server, self.caller, record.id, record.text)
 
-        # One receipt for all tries: a slow disk may take the one of a try that was cut off, and takes no equal one.
-        receipt = await self.once("receipt of memory", make)
+        told = functools.partial(self.server.feed.publish, "memory", record)
+        return await self._kept("receipt of memory", make, told)
+
+    async def _kept(
+        self, name: str, make: Callable[[], Awaitable[SettlementReceipt]], told: Callable[[], None] | None = None
+    ) -> SettlementReceipt:
+        """Make a receipt and keep it. All tries keep the same one: a slow disk may take that of a try that was cut off,
+        and an equal one again changes nothing. ``told`` is called once it is kept."""
+        receipt = await self.once(name, make)
 
         async def write() -> SettlementReceipt:
             await self.server.receipts.append(receipt)
-            self.server.feed.publish("memory", record)
+            if told is not None:
+                told()
             return receipt
 
-        return await self.once("kept receipt of memory", write)
+        return await self.once(f"{name}, kept", write)
 
     async def _is_told(self) -> bool | None:
         """Whether the rows are in the log, of this try: under a key one may have failed before."""

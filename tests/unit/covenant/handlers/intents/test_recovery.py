@@ -401,17 +401,19 @@ async def test_end_that_log_does_not_take_is_written_once_it_does(home: Path, er
         assert (server.budget.unsettled(), len(await server.receipts.recent(9))) == ((), 2)
 
 
-async def test_receipt_of_record_that_slow_disk_takes_later_is_the_only_one(
-    home: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("resource", ["compute", "memory"])
+async def test_receipt_that_slow_disk_takes_later_is_the_only_one(
+    home: Path, monkeypatch: pytest.MonkeyPatch, resource: str
 ) -> None:
     runtime_kit.package(home, "a", budget=9)
-    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+    clock = server_kit.Clock()
+    async with daemon_stores.opened(Settings(home=home), clock=clock) as opened:
         server = opened.server
         await _ready(server, Acts())
         whole, late, scopes = server.receipts.append, list[SettlementReceipt](), list[anyio.CancelScope]()
 
         async def hangs(receipt: SettlementReceipt) -> None:
-            if receipt.resource != "memory":
+            if receipt.resource != resource:
                 return await whole(receipt)
             late.append(receipt)
             scopes[-1].cancel()
@@ -432,7 +434,9 @@ async def test_receipt_of_record_that_slow_disk_takes_later_is_the_only_one(
         with pytest.raises(errors.StoreError):
             await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="words", agent="a"))
         monkeypatch.setattr(server.receipts, "append", takes_all)
+        clock.at_ms += 60_000
         await server.unfinished.write()
+        assert (server.budget.unsettled(), len(server.unfinished)) == ((), 0)
         receipts = [one.resource for one in await server.receipts.recent(9)]
         assert sorted(receipts) == ["compute", "memory"]
 
