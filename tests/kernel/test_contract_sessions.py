@@ -147,6 +147,10 @@ def test_killed_client_ends_session(supervised: tuple[Served, bool], number: sig
     eventually(lambda: not _live(served.world))
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in leaf))
     assert entry.run_id
+    if not through and number == signal.SIGKILL:
+        # The empty cgroup stays until the next supervisor starts.
+        with served:
+            assert leftovers(served.world) == []
 
 
 def test_killed_shim_leaves_nothing(served: Served) -> None:
