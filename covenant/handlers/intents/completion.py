@@ -35,8 +35,6 @@ T = TypeVar("T")
 MOST_OF_IGNORED: Final = 1024
 # Limit of the writes after a run, also when the caller has left.
 _WRITING_SECONDS: Final = 60.0
-# What another try may fix: a disk without room, or a log that cannot be written now.
-_MENDED_LATER: Final = (errors.StoreError, errors.LedgerError)
 
 
 def writing() -> anyio.CancelScope:
@@ -65,24 +63,14 @@ class Completion:
         Raises:
             errors.CovenantError: it could not be written now.
         """
-        try:
+        if self.reserved is None:
             return await write()
-        except _MENDED_LATER as e:
-            if self.reserved is None:
-                raise
-            self.server.unfinished.keep(self.intent_id, write)
-            raise errors.restored(
-                {
-                    "code": e.code,
-                    "message": f"what became of intent `{self.intent_id}` cannot be written now: {e.message}",
-                    "hint": "it is kept and written when there is room; with its key, ask again then",
-                    "where": e.where,
-                }
-            ) from e
-        except anyio.get_cancelled_exc_class():
-            if self.reserved is not None:
-                self.server.unfinished.keep(self.intent_id, write)
-            raise
+        return await self.server.unfinished.write_or_keep(
+            self.intent_id,
+            write,
+            what=f"what became of intent `{self.intent_id}`",
+            hint="it is kept and written when there is room; with its key, ask again then",
+        )
 
     async def once(
         self, name: str, act: Callable[[], Awaitable[T]], there: Callable[[], Awaitable[T | None]] | None = None

@@ -168,7 +168,12 @@ async def put_memory(server: Server, caller: Caller, asked: requests.PutMemory) 
 
         server.unfinished.keep(record.id, write_if_stored)
         raise
-    await _write_or_keep(server, record, write)
+    await server.unfinished.write_or_keep(
+        record.id,
+        write,
+        what=f"the receipt of record `{record.id}`",
+        hint="make room on the disk; the record is stored, and its receipt is written then: do not repeat",
+    )
     return responses.MemoryStored(record=record)
 
 
@@ -198,30 +203,6 @@ def _account(server: Server, caller: Caller, record: MemoryRecord) -> Callable[[
         server.feed.publish("memory", record)
 
     return write
-
-
-async def _write_or_keep(server: Server, record: MemoryRecord, write: Callable[[], Awaitable[None]]) -> None:
-    """Write the receipt and the rows of a record that is stored.
-
-    Raises:
-        errors.StoreError, errors.LedgerError: they cannot be written now. They are kept until they can be, as the ends
-            of intents are, so that no record stays without them. The same if the request is cancelled.
-    """
-    try:
-        await write()
-    except (errors.StoreError, errors.LedgerError) as e:
-        server.unfinished.keep(record.id, write)
-        raise errors.restored(
-            {
-                "code": e.code,
-                "message": f"the receipt of record `{record.id}` cannot be written now: {e.message}",
-                "hint": "make room on the disk; the record is stored, and its receipt is written then: do not repeat",
-                "where": e.where,
-            }
-        ) from e
-    except anyio.get_cancelled_exc_class():
-        server.unfinished.keep(record.id, write)
-        raise
 
 
 def check_size(record: MemoryRecord, *, more: Any = None) -> None:

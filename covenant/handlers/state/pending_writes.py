@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -23,6 +23,9 @@ _LOG: Final = logging.getLogger(__name__)
 _AGAIN_SECONDS: Final = 30.0
 # The limit for each write, even if the request that caused it is cancelled.
 _WRITING_SECONDS: Final = 60.0
+# What another try may fix: a disk without room, or a log that cannot be written now.
+_MENDED_LATER: Final = (errors.StoreError, errors.LedgerError)
+T = TypeVar("T")
 
 
 class PendingWrites:
@@ -42,6 +45,27 @@ class PendingWrites:
         """Keep a function that writes the end of an intent. Each call continues where the last one failed."""
         self._left[intent_id] = write
 
+    async def write_or_keep(self, name: str, write: Callable[[], Awaitable[T]], *, what: str, hint: str) -> T:
+        """Write an end now, and keep it if that fails or is cut off. ``what`` and ``hint`` are for the error.
+
+        Raises:
+            errors.StoreError, errors.LedgerError: it cannot be written now.
+        """
+        try:
+            return await write()
+        except _MENDED_LATER as e:
+            self.keep(name, write)
+            told = {
+                "code": e.code,
+                "message": f"{what} cannot be written now: {e.message}",
+                "hint": hint,
+                "where": e.where,
+            }
+            raise errors.restored(told) from e
+        except anyio.get_cancelled_exc_class():
+            self.keep(name, write)
+            raise
+
     async def write(self) -> None:
         """Write all kept ends.
 
@@ -57,9 +81,7 @@ class PendingWrites:
                         await write()
                     except Exception as e:
                         # A failed write of memory is part of the answer, and an answer that cannot be read ends here.
-                        if isinstance(e, errors.StoreError | errors.LedgerError) and not isinstance(
-                            e, errors.MemoryStoreError
-                        ):
+                        if isinstance(e, _MENDED_LATER) and not isinstance(e, errors.MemoryStoreError):
                             raise
                         # More space would not help: this end must not block all others. The next start handles its
                         # reservation.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from covenant import daemon_stores
 from covenant.handlers.audit import consistency
+from covenant.handlers.caller import Caller
 from covenant.handlers.memory import records
+from covenant.handlers.server import Server
 from covenant.settings import Settings
 from covenant.stores.audit.interface import AuditEntry
 from covenant.wire import requests
@@ -30,6 +33,15 @@ def home(tmp_path: Path) -> Path:
     return place
 
 
+@contextlib.asynccontextmanager
+async def _serving(home: Path) -> AsyncIterator[tuple[Server, Caller]]:
+    """A server on disk, and its operator, who may write memory."""
+    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
+        operator = server_kit.caller(opened.server.identity.agent, operator=True)
+        await granted(opened.server, operator, "memory.write")
+        yield opened.server, operator
+
+
 async def _refused(entries: Sequence[AuditEntry]) -> list[str]:
     raise errors.StoreFullError("no room for rows")
 
@@ -38,10 +50,7 @@ async def _refused(entries: Sequence[AuditEntry]) -> list[str]:
 async def test_stored_record_gets_its_receipt_and_rows_once_there_is_room(
     home: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
 ) -> None:
-    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
-        server = opened.server
-        operator = server_kit.caller(server.identity.agent, operator=True)
-        await granted(server, operator, "memory.write")
+    async with _serving(home) as (server, operator):
         put = server.memory.put
 
         async def fills(*given: Any, **more: Any) -> None:
@@ -70,10 +79,7 @@ async def test_stored_record_gets_its_receipt_and_rows_once_there_is_room(
 async def test_record_of_cancelled_request_gets_one_receipt_and_its_rows_once(
     home: Path, monkeypatch: pytest.MonkeyPatch, during: str
 ) -> None:
-    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
-        server = opened.server
-        operator = server_kit.caller(server.identity.agent, operator=True)
-        await granted(server, operator, "memory.write")
+    async with _serving(home) as (server, operator):
         store, name = {
             "record": (server.memory, "put"),
             "receipt": (server.receipts, "append"),
@@ -106,10 +112,7 @@ async def test_record_of_cancelled_request_gets_one_receipt_and_its_rows_once(
 async def test_request_cancelled_before_its_record_is_stored_leaves_no_receipt(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with daemon_stores.opened(Settings(home=home), clock=server_kit.Clock()) as opened:
-        server = opened.server
-        operator = server_kit.caller(server.identity.agent, operator=True)
-        await granted(server, operator, "memory.write")
+    async with _serving(home) as (server, operator):
         with anyio.CancelScope() as scope:
 
             async def never(*given: Any, **more: Any) -> None:
