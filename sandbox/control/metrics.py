@@ -74,6 +74,20 @@ class RunSample(Struct, frozen=True):
         }
 
 
+class StateTimes(Struct, frozen=True):
+    """Times of a supervisor's state: when the trust root and its keys end, and how far the clock is behind.
+
+    ``behind_ms`` compares this machine's clock with the latest time at which something was accepted. None where the
+    state cannot be read.
+    """
+
+    ends: tuple[Expiry, ...] = ()
+    behind_ms: int | None = None
+
+
+NO_TIMES = StateTimes()
+
+
 @dataclass
 class Tally:
     """The counts of the log, from its first row on. ``read`` goes on where it stopped.
@@ -172,7 +186,7 @@ def used(entries: Sequence[Entry], counted: Tally | None = None) -> list[RunSamp
     ]
 
 
-def text(runs: Sequence[RunSample], counted: Tally, ends: Sequence[Expiry] = ()) -> str:
+def text(runs: Sequence[RunSample], counted: Tally, times: StateTimes = NO_TIMES) -> str:
     """Everything in the text format of Prometheus."""
     states = Counter(seen.entry.state or str(State.ISOLATED) for seen in runs)
     shown = [state for state in State if state not in (State.TERMINATED, State.ARCHIVED, State.REJECTED)]
@@ -215,18 +229,25 @@ def text(runs: Sequence[RunSample], counted: Tally, ends: Sequence[Expiry] = ())
             "covenant_expiry_timestamp_seconds",
             "gauge",
             "When the trust root and its keys end, as a Unix time.",
-            [({"what": one.what, "name": one.name}, one.expires_at_ms / 1000) for one in ends],
+            [({"what": one.what, "name": one.name}, one.expires_at_ms / 1000) for one in times.ends],
+        ),
+        (
+            "covenant_clock_behind_seconds",
+            "gauge",
+            "How far the clock is behind its latest time.",
+            [] if times.behind_ms is None else [({}, times.behind_ms / 1000)],
         ),
         ("covenant_audit_rows_total", "counter", "Rows of the audit log.", [({}, counted.rows)]),
     ]
     return prometheus.text(prometheus.family(*family) for family in families)
 
 
-def ends(state: Path) -> list[Expiry]:
-    """Return when the trust root of a state and its keys end; empty where it cannot be read."""
+def times(state: Path, now_ms: int) -> StateTimes:
+    """Return the times of a state; none where it cannot be read or has no trust root."""
     with contextlib.suppress(errors.CovenantError), trust_state.State(state) as held:
-        return list(expiry.of_root(held.present_root()))
-    return []
+        ends = tuple(expiry.of_root(held.present_root()))
+        return StateTimes(ends, max(0, held.greatest_time_ms() - now_ms))
+    return NO_TIMES
 
 
 def _by_agent(runs: Sequence[RunSample]) -> dict[str, Counter[str]]:

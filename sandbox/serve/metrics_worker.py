@@ -101,9 +101,9 @@ def keep(state: Path, config: Config, listener: int, alive: int) -> None:
                 with contextlib.suppress(BlockingIOError):
                     ours.recv(16)
                 if time.monotonic() > kept_until:
-                    text = metrics.text(metrics.live(state, counted), counted, metrics.ends(state)).encode()[
-                        : metrics_http.TEXT_BYTES
-                    ]
+                    times = metrics.times(state, int(time.time() * 1000))
+                    whole = metrics.text(metrics.live(state, counted), counted, times)
+                    text = whole.encode()[: metrics_http.TEXT_BYTES]
                     kept_until = time.monotonic() + _KEPT_SECONDS
                 # The worker never waits for a client: one that does not read gets nothing and delays no line.
                 with contextlib.suppress(BlockingIOError):

@@ -122,6 +122,7 @@ def test_scraper_gets_numbers_and_no_words(served: Served) -> None:
     assert numbers["covenant_denials_total"]['layer="exec"'] == 1
     assert numbers["covenant_agent_memory_bytes"]['agent_id="busy-one"'] > 8 << 20
     assert numbers["covenant_agent_cpu_seconds"]['agent_id="busy-one"'] > 0.2
+    assert numbers["covenant_clock_behind_seconds"] == {"": 0}
     # The same that root reads from the state.
     assert prometheus_text.parse(covenant(served, "metrics")).keys() == numbers.keys()
     for word in ("secret", str(served.world.base), "/bin/true", "operator@"):

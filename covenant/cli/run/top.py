@@ -68,7 +68,8 @@ def metrics() -> None:
     counted = numbers.tally(state, whole=True)
     for _ in counted.read():
         pass
-    common.write(numbers.text(numbers.live(state, counted), counted))
+    times = numbers.times(state, int(time.time() * 1000))
+    common.write(numbers.text(numbers.live(state, counted), counted, times))
 
 
 def looker() -> Callable[[], list[dict[str, Any]]]:

@@ -18,6 +18,7 @@ from sandbox.control.metrics import RunSample, Tally
 from sandbox.kernel.cgroup.stats import Usage, usage
 from sandbox.rundir.registry import Entry
 from sandbox.serve import metrics_http, metrics_worker
+from sandbox.storage.trust_state import State
 from tests import prometheus_text, signing_kit
 
 EMPTY: dict[str, Any] = {
@@ -63,12 +64,30 @@ def test_ends_of_trust_root_and_its_keys_are_series(tmp_path: Path) -> None:
     end = signing_kit.NOW + 30 * signing_kit.DAY
     early = end - signing_kit.DAY
     root = signing_kit.root(signing_kit.operator(1), signing_kit.operator(2, expires_at=early), expires_at=end)
-    numbers = prometheus_text.parse(metrics.text([], tally(tmp_path), list(expiry.of_root(root))))
+    times = metrics.StateTimes(tuple(expiry.of_root(root)))
+    numbers = prometheus_text.parse(metrics.text([], tally(tmp_path), times))
     assert numbers["covenant_expiry_timestamp_seconds"] == {
         'name="",what="trust_root"': end / 1000,
         'name="op2",what="key"': early / 1000,
     }
-    assert metrics.ends(tmp_path / "none") == []
+    assert metrics.times(tmp_path / "none", signing_kit.NOW) == metrics.NO_TIMES
+
+
+def test_clock_behind_the_latest_accepted_time(tmp_path: Path) -> None:
+    state_path = tmp_path / "state"
+    state_path.mkdir(mode=0o700)
+    with State(state_path) as state:
+        state.init_root(signing_kit.root_bytes(signing_kit.root_document(), 1), signing_kit.NOW)
+
+    def behind(now_ms: int) -> dict[str, float]:
+        shown = metrics.text([], tally(tmp_path), metrics.times(state_path, now_ms))
+        return prometheus_text.parse(shown)["covenant_clock_behind_seconds"]
+
+    assert behind(signing_kit.NOW) == {"": 0}
+    assert behind(signing_kit.NOW + signing_kit.DAY) == {"": 0}
+    assert behind(signing_kit.NOW - 90_000) == {"": 90}
+    # An unreadable state has no sample: 0 would say that the clock is right.
+    assert prometheus_text.parse(metrics.text([], tally(tmp_path))).get("covenant_clock_behind_seconds", {}) == {}
 
 
 def test_no_agent_can_write_line_of_its_own() -> None:
