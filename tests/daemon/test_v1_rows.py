@@ -125,6 +125,23 @@ def test_extended_asks_for_our_kinds_on_all_three(daemon: Daemon) -> None:
             v1_client.EVENT(part["chunk"])
 
 
+def test_stream_says_that_rows_are_left_out(daemon: Daemon) -> None:
+    asked(daemon, "submit_intent", text="zzz")
+    words = ("audit", "recent", "--stream", "--json", "-n", "500")
+
+    def kinds(lines: str) -> set[str]:
+        parts = map(json.loads, lines.splitlines())
+        return {part["chunk"]["kind"]["type"] for part in parts if part["kind"] == "stream_chunk"}
+
+    said = call(*words)
+    assert said.stderr == "rows of kinds that version 1 has not are left out; `--extended` shows them\n"
+    assert kinds(said.stdout) <= set(v1_client.KINDS)
+    # The fix.
+    said = call(*words, "--extended")
+    assert said.stderr == ""
+    assert kinds(said.stdout) - set(v1_client.KINDS)
+
+
 def test_stream_of_memory_decodes(daemon: Daemon) -> None:
     done("memory", "put", "a note")
     with client.connected(daemon.home) as one:
