@@ -22,6 +22,8 @@ _GAP = "  "
 _NARROWEST = 6
 # The zero-width joiner and the selector of emoji.
 _JOINERS = "\u200d\ufe0f"
+# The most marks in a row that a text has (Unicode UAX #15, stream-safe text format).
+_MARKS = 30
 
 
 def cells(text: str) -> int:
@@ -39,12 +41,18 @@ def _joins(ch: str) -> bool:
 
 def clipped(text: str, most: int) -> str:
     """Return at most ``most`` characters of a text: an ellipsis says that there is more, and no character loses its
-    marks."""
+    marks.
+
+    Where more marks follow each other than a language has, the text is returned with escapes: the ellipsis would stand
+    for nearly all of it.
+    """
     if len(text) <= most:
         return text
     end = most - 1
     while end > 0 and _is_within(text, end):
         end -= 1
+    if end == 0 or most - end > _MARKS:
+        return clipped(text.encode("unicode_escape", "backslashreplace").decode("ascii"), most)
     return text[:end] + "…"
 
 

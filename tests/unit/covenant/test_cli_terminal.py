@@ -92,7 +92,11 @@ def test_columns_after_marks_stay_in_line(text: str, columns: int) -> None:
         ("ae\u0301\u0302bc", 4, "a…"),
         ("a👩\u200d👩\u200d👧bc", 5, "a…"),
         ("a👩🏽bc", 3, "a…"),
-        ("e" + "\u0301" * 9, 4, "…"),
+        ("é" * 40 + "\u0301" * 30, 60, "é" * 39 + "…"),
+        # More than an ellipsis remains of what is no text.
+        ("e" + "\u0301" * 9, 9, "e\\u0301\\…"),
+        ("\u200d" * 100, 13, "\\u200d\\u200d…"),
+        ("a" * 20 + "\u0301" * 100, 60, "a" * 20 + "\\u0301" * 6 + "\\u0…"),
     ],
 )
 def test_clipped_text_loses_no_mark(text: str, most: int, wanted: str) -> None:
