@@ -170,7 +170,7 @@ def entry() -> None:
         common.fail(errors.exhausted(e) or e, as_json=as_json)
     except click.UsageError as e:
         if as_json:
-            common.fail(errors.UsageError(e.format_message()), as_json=True)
+            common.fail(errors.UsageError(e.format_message(), hint=_fix(e)), as_json=True)
         _show(e)
         sys.exit(common.EXIT_USAGE)
     except click.ClickException as e:
@@ -196,8 +196,23 @@ def _show(error: click.UsageError) -> None:
     shown = io.StringIO()
     error.show(file=shown)
     common.say(common.visible(shown.getvalue().rstrip("\n"), newlines=True), err=True)
-    if isinstance(error, click.NoSuchOption):
-        common.say("  fix: write -- before a word that begins with a dash and is no option", err=True)
+    if fix := _fix(error):
+        common.say(f"  fix: {fix}", err=True)
+
+
+def _fix(error: click.UsageError) -> str:
+    """Return the fix of an unknown option, empty for other errors: the nearest option, or how a word is text."""
+    if not isinstance(error, click.NoSuchOption) or error.ctx is None:
+        return ""
+    takes_text = any(
+        isinstance(one, click.Argument) and not isinstance(one.type, click.Choice) for one in error.ctx.command.params
+    )
+    is_words = any(ch.isspace() for ch in error.option_name)
+    if error.possibilities and not (takes_text and is_words):
+        return f"write {error.possibilities[0]}"
+    if takes_text:
+        return "write -- before a word that begins with a dash and is no option"
+    return f"{error.ctx.command_path} --help lists the options"
 
 
 def one_command() -> None:

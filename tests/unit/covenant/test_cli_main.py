@@ -142,6 +142,31 @@ def test_text_with_dash_is_told_way(capsys: pytest.CaptureFixture[str], monkeypa
     assert "No such option" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["run", "--jsno", "package"], "write --json"),
+        (["audit", "recent", "--jsno"], "write --json"),
+        (["ps", "--everything"], "covenant ps --help lists the options"),
+        (["audit", "-x"], "covenant audit --help lists the options"),
+        (["run", "package", "--json is what it asks for"], "write -- before a word that begins with a dash"),
+        (["run", "package", "-5"], "write -- before a word that begins with a dash"),
+    ],
+)
+def test_unknown_option_has_the_fix_of_its_command(
+    words: list[str], fix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main, "one_command", lambda: None)
+    for more in ([], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["covenant", *words, *more])
+        with pytest.raises(SystemExit) as ended:
+            main.entry()
+        assert ended.value.code == 2
+        said = capsys.readouterr()
+        found = json.loads(said.out)["hint"] if more else said.err.rpartition("  fix: ")[2]
+        assert found.startswith(fix), said
+
+
 def test_help_is_in_groups_and_has_every_command_once() -> None:
     from covenant.cli.main import COMMANDS, GROUPS
     from tests.cli_kit import done
