@@ -219,12 +219,15 @@ def _amounts(left: Ceilings, other: Ceilings) -> tuple[str, ...]:
     """The ceilings that are higher, each with what it is on the other side: a number alone says little."""
     values = ((name, value, getattr(other, name)) for name, value in zip(UNITS, left.values(), strict=True))
     return tuple(
-        f"{name} {_amount(value)} {UNITS[name]}, not {_amount(was)}" for name, value, was in values if value != 0
+        f"{name} {_amount(name, value)}, not {_amount(name, was)}" for name, value, was in values if value != 0
     )
 
 
-def _amount(value: int | None) -> str:
-    return "unlimited" if value is None else str(value)
+def _amount(name: str, value: int | None) -> str:
+    """Return a ceiling with its unit, unless its name ends with that."""
+    if value is None:
+        return "unlimited"
+    return f"{value}" if name.endswith(UNITS[name]) else f"{value} {UNITS[name]}"
 
 
 def _filesystem(left: FilesystemGrants, other: FilesystemGrants) -> Parts:

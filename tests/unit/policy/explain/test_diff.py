@@ -85,6 +85,19 @@ def test_each_kind_of_grant_is_row_of_its_risk(change: dict[str, object], risk: 
     assert (back.widens, back.summary()) == (False, summary.replace("+", "-"))
 
 
+def test_ceilings_have_their_unit_on_both_sides() -> None:
+    other = Ceilings(memory_mb=128, cpu_ms_per_task=1, pids_max=7, cpu_weight=9, net_bps=None)
+    mine = Ceilings(memory_mb=256, cpu_ms_per_task=2, pids_max=None, cpu_weight=10, net_bps=5)
+    found = diff.compare(replace(NOTHING, resources=other), replace(NOTHING, resources=mine))
+    assert [line for row in found.rows for line in (*row.added, *row.removed)] == [
+        "cpu_ms_per_task 2 ms a task, not 1 ms a task",
+        "memory_mb 256 MiB, not 128 MiB",
+        "pids_max unlimited, not 7 processes and threads",
+        "cpu_weight 10, not 9",
+        "net_bps unlimited, not 5 bytes a second",
+    ]
+
+
 def test_rows_stand_in_order_of_their_risk() -> None:
     found = diff.compare(Effective.bottom(), Effective.top())
     risks = [diff.RISKS.index(row.risk) for row in found.rows]
