@@ -32,6 +32,12 @@ from sandbox.vault.embedded_format import Ciphertext, Document, Head, Lock, Secr
 from sandbox.vault.keys import Key
 
 _INIT = "covenant vault init; if [vault] key is not configured: covenant vault init --key-file FILE"
+# The fix for a key of a kind that opens no lock of the vault.
+_OTHER_KEY = {
+    "passphrase": 'leave --passphrase-file out: its key file opens it, which [vault] key = "FILE" of config.toml names',
+    "key-file": "give --passphrase-file FILE; so that runs can open it: "
+    "covenant vault rekey --passphrase-file FILE --new-passphrase-file FILE --key-file NEW",
+}
 FOLDER, FILE, HEAD = "vault", "vault.json", "vault-head.json"
 
 KeySource = Callable[[], contextlib.AbstractContextManager[Key]]
@@ -145,6 +151,15 @@ class FileVault:
                 self._write(state, folder, _seal(new, _next(found, raw, records=records, locks=locks)))
 
     # --- reading ----------------------------------------------------------------------------------
+
+    def opened_by(self) -> frozenset[str]:
+        """Return the kinds of keys that the file says open it, for messages: nothing is verified.
+
+        Raises:
+            errors.VaultError: there is no vault, or its file is malformed.
+        """
+        with self._folder() as (state, folder):
+            return frozenset(lock.kind for lock in self._current(state, folder)[0].locks)
 
     @contextlib.contextmanager
     def _unlocked(self) -> Iterator[tuple[Document, Locked]]:
@@ -354,6 +369,8 @@ def _opened_by(key: Key, found: Document, where: str) -> Locked:
         with contextlib.suppress(sealing.WrongKeyError), _key_of(lock, key) as opener:
             return sealing.unwrap_master(opener, lock.master.box(), lock.bound(found.id))
     what = "passphrase" if key.kind == "passphrase" else "key file"
+    if all(one.kind != key.kind for one in found.locks):
+        raise errors.VaultKeyError(f"no {what} opens the vault", hint=_OTHER_KEY[key.kind], where=where)
     raise errors.VaultKeyError(f"this {what} does not open the vault, or its locks were changed", where=where)
 
 

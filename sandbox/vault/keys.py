@@ -51,14 +51,33 @@ def passphrase(given: bytearray) -> Iterator[Key]:
 
 
 @contextlib.contextmanager
-def configured(place: str) -> Iterator[Key]:
+def configured(place: str, *, has_passphrase: bool = True) -> Iterator[Key]:
     """Yield the key in the configured key file: a path, or ``credential:NAME`` of the systemd unit.
+
+    ``has_passphrase`` is whether a passphrase may open the vault as well, which is a fix for a file that is lost.
 
     Raises:
         errors.VaultKeyError: Raised when there is none, it is not private, or it is too short for a key.
     """
-    with private_file(path_of(place), least_bytes=KEY_FILE_BYTES) as secret:
+    with contextlib.ExitStack() as stack:
+        try:
+            secret = stack.enter_context(private_file(path_of(place), least_bytes=KEY_FILE_BYTES))
+        except errors.VaultKeyError as e:
+            if isinstance(e.__cause__, FileNotFoundError):
+                e.hint = _put_back(path_of(place), has_passphrase=has_passphrase)
+            raise
         yield Key("key-file", secret)
+
+
+def _put_back(path: Path, *, has_passphrase: bool) -> str:
+    """Return the fix for a key file that is lost."""
+    if not has_passphrase:
+        return "put it back: no passphrase opens the vault"
+    words = "--passphrase-file FILE --new-passphrase-file FILE"
+    return (
+        "put it back, or with a passphrase of the vault: "
+        f"covenant vault rekey {words} --key-file {shlex.quote(str(path))}"
+    )
 
 
 @contextlib.contextmanager
@@ -136,12 +155,7 @@ def _read(path: Path, buffer: Locked, least_bytes: int) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as e:
         reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
-        words = "--passphrase-file FILE --new-passphrase-file FILE"
-        anew = f"covenant vault rekey {words} --key-file {shlex.quote(str(path))}"
-        # A file with fewer bytes is a token of OpenBao, which no passphrase replaces.
-        lost = e.errno == errno.ENOENT and least_bytes == KEY_FILE_BYTES
-        hint = f"put it back, or with a passphrase of the vault: {anew}" if lost else ""
-        raise errors.VaultKeyError(f"key file `{path}`: {reason}", hint=hint, where=str(path)) from e
+        raise errors.VaultKeyError(f"key file `{path}`: {reason}", where=str(path)) from e
     try:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077 or info.st_uid not in {0, os.geteuid()}:

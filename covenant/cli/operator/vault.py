@@ -214,17 +214,32 @@ def _opener(config: Config, passphrase_file: str | None) -> Iterator[Key]:
     """The key file where one is configured, unless a passphrase is given; else a passphrase that is asked for."""
     from sandbox.vault import keys
 
+    kinds = _opened_by(config)
     if config.vault.key and passphrase_file is None:
-        with keys.configured(config.vault.key) as key:
+        with keys.configured(config.vault.key, has_passphrase="passphrase" in kinds) as key:
             yield key
         return
+    fixes = {"key-file": _key_line(config, "FILE"), "passphrase": "give --passphrase-file FILE"}
+    if passphrase_file is None and kinds == {"key-file"}:
+        raise errors.VaultKeyError(
+            "a key file opens the vault, and none is configured", hint=fixes["key-file"], where=str(config.state)
+        )
     given = common.read_passphrase(
         passphrase_file,
         prompt="Passphrase of the vault",
-        without_terminal=f"{_key_line(config, 'FILE')}, or give --passphrase-file FILE",
+        without_terminal=", or ".join(fix for kind, fix in fixes.items() if kind in kinds),
     )
     with keys.passphrase(bytearray(given)) as key:
         yield key
+
+
+def _opened_by(config: Config) -> frozenset[str]:
+    """Return the kinds of keys that open the vault. Both where it cannot be read, which is refused later."""
+    from sandbox.vault.embedded import FileVault
+
+    with contextlib.suppress(errors.VaultError):
+        return FileVault(config.state, lambda: _opener(config, None)).opened_by()
+    return frozenset({"key-file", "passphrase"})
 
 
 def _key_line(config: Config, file: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,11 +154,51 @@ def test_key_file_of_init_opens_it_once_configured(home: Path) -> None:
     said = cli_kit.call("vault", "init", "--key-file", home / "other.key")
     line = f'write [vault] key = "{home}/other.key" in {config}'
     assert (said.stdout, said.stderr) == (f"vault {home}/supervisor/vault\n", f"so that runs can open it: {line}\n")
-    error = cli_kit.refused("key_file", "vault", "list")
-    assert error.hint == f'write [vault] key = "FILE" in {config}, or give --passphrase-file FILE'
-    # The fix of both messages.
+    error = cli_kit.refused("vault_locked", "vault", "list")
+    assert error.hint == f'write [vault] key = "FILE" in {config}'
+    error = cli_kit.refused("vault_locked", "vault", "list", "--passphrase-file", private(home / "words", "x\n"))
+    assert error.message == "no passphrase opens the vault"
+    assert error.hint.startswith("leave --passphrase-file out: its key file opens it")
+    # The fix of all these messages.
     config.write_text(f'[vault]\nkey = "{home}/other.key"\n')
     assert put("probe", "db", "planted")["version"] == 1
+
+
+def test_passphrase_is_the_fix_of_its_vault(home: Path, tmp_path: Path) -> None:
+    config, words = home / "supervisor" / "config.toml", private(tmp_path / "words", "correct horse\n")
+    configured = config.read_text()
+    config.write_text("")
+    cli_kit.done("vault", "init", "--new-passphrase-file", words)
+    assert cli_kit.refused("key_file", "vault", "list").hint == "give --passphrase-file FILE"
+    assert cli_kit.document("vault", "list", "--passphrase-file", words)["secrets"] == []
+    # With a key file as well, each is a fix.
+    cli_kit.done(
+        "vault", "rekey", "--passphrase-file", words, "--new-passphrase-file", words, "--key-file", home / "other.key"
+    )
+    error = cli_kit.refused("key_file", "vault", "list")
+    assert error.hint == f'write [vault] key = "FILE" in {config}, or give --passphrase-file FILE'
+    # A configured file that is none of its keys.
+    cli_kit.done("vault", "rekey", "--passphrase-file", words, "--new-passphrase-file", words)
+    config.write_text(f'[vault]\nkey = "{home}/other.key"\n')
+    error = cli_kit.refused("vault_locked", "vault", "list")
+    assert error.message == "no key file opens the vault"
+    # The fix.
+    new = re.findall(r"covenant (vault rekey .*) --key-file NEW", error.hint)[0].replace("FILE", str(words)).split()
+    cli_kit.done(*new, "--key-file", home / "new.key")
+    config.write_text(f'[vault]\nkey = "{home}/new.key"\n')
+    assert cli_kit.document("vault", "list")["secrets"] == []
+    config.write_text(configured)
+
+
+def test_lost_key_file_is_put_back(home: Path) -> None:
+    config, key = home / "supervisor" / "config.toml", home / "only.key"
+    config.write_text(f'[vault]\nkey = "{key}"\n')
+    cli_kit.done("vault", "init")
+    key.rename(home / "kept.key")
+    assert cli_kit.refused("vault_locked", "vault", "list").hint == "put it back: no passphrase opens the vault"
+    # The fix.
+    (home / "kept.key").rename(key)
+    assert cli_kit.document("vault", "list")["secrets"] == []
 
 
 def test_openbao_is_made_by_its_own_tools(home: Path) -> None:
