@@ -28,8 +28,9 @@ _MODULE: Final = "sandbox.storage.package_process"
 _CHUNK: Final = 1 << 16
 # For the names and the marks of the document, or an error.
 _BEYOND_BYTES: Final = 1 << 16
-# For a process that has sent all to end.
+# For a process that has sent all to end, and for one that was killed.
 _END_SECONDS: Final = 5.0
+_KILLED_SECONDS: Final = 2.0
 # Processes that were given up, with the directory of each. A reference keeps one until it is reaped.
 _LEFT: Final = dict[subprocess.Popen[bytes], Path]()
 
@@ -63,13 +64,16 @@ async def _read(
         try:
             with anyio.move_on_after(seconds):
                 raw, directory = await _received(ours, stack, 2 * sum(wanted.values()) + _BEYOND_BYTES)
-                await _ended(reader)
+                await _ended(reader, seconds=_END_SECONDS)
                 return directory, _files(raw)
         finally:
-            # One that its file system holds dies when that answers.
             reader.kill()
             if reader.poll() is None:
                 _LEFT[reader] = path
+                # One that its file system holds dies when that answers, any other now.
+                with anyio.CancelScope(shield=True):
+                    await _ended(reader, seconds=_KILLED_SECONDS)
+                _reap()
     raise _hangs(path)
 
 
@@ -109,9 +113,9 @@ async def _received(sock: socket.socket, stack: contextlib.ExitStack, most: int)
     return bytes(raw), directory
 
 
-async def _ended(reader: subprocess.Popen[bytes]) -> None:
-    """Wait briefly for a process that has sent all."""
-    with anyio.move_on_after(_END_SECONDS):
+async def _ended(reader: subprocess.Popen[bytes], *, seconds: float) -> None:
+    """Wait briefly for a process that is about to end, and reap it."""
+    with anyio.move_on_after(seconds):
         while reader.poll() is None:  # noqa: ASYNC110
             await anyio.sleep(0.01)
 
