@@ -107,6 +107,9 @@ def test_intents(daemon: Daemon) -> None:
     parts = [json.loads(line) for line in done("intent", "--stream", "--json", "--agent", "hello", "x").splitlines()]
     assert [part["kind"] for part in parts] == ["stream_begin", "stream_chunk", "stream_end"]
     assert verb("intent_result", "intents", "result", answer["intent_id"])["text"] == "SAY HELLO"
+    unknown = answered("intents", "result", answer["intent_id"][:8], status=1)
+    assert unknown["hint"].startswith("give a whole id: covenant audit recent --kind intent_dispatched ")
+    assert answer["intent_id"] in done("audit", "recent", "--kind", "intent_dispatched")
     same = [answered("intent", "--key", "k", "--agent", "hello", "thrice")["intent_id"] for _ in range(2)]
     assert same[0] == same[1]
     ignored = call("intent", "cat /srv/.env")
@@ -259,6 +262,15 @@ def test_unmatched_intent_ends_with_3(daemon: Daemon) -> None:
     assert (found["kind"], found["code"], found["status"]) == ("intent_result", "no_agent_matched", "ok")
     # The fix.
     assert exit_status(call("intent", "--agent", "hello", "zzz wholly unlike")) == 0
+
+
+def test_streamed_unmatched_intent_ends_with_3(daemon: Daemon) -> None:
+    said = call("intent", "--stream", "zzz wholly unlike")
+    assert (exit_status(said), "[no_agent_matched]" in said.stderr, said.stdout) == (3, True, "")
+    parts = call("intent", "--stream", "--json", "zzz wholly unlike")
+    last = json.loads(parts.stdout.splitlines()[-1])
+    assert (exit_status(parts), last["kind"], last["summary"]["code"]) == (3, "stream_end", "no_agent_matched")
+    assert exit_status(call("intent", "--stream", "--agent", "hello", "zzz wholly unlike")) == 0
 
 
 @pytest.mark.parametrize(

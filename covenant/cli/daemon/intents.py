@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -55,21 +56,24 @@ def intent(
     fields = {"text": text, "agent": agent, "priority": priority, "idempotency_key": key}
     with client.daemon() as daemon:
         if stream:
-            _streamed(daemon.stream("submit_intent", **fields), as_json=as_json)
+            if not _streamed(daemon.stream("submit_intent", **fields), text, as_json=as_json):
+                ctx.exit(common.EXIT_NO)
             return
         with spinner.shown("an agent works on it", quiet=as_json):
             answer = daemon.ask("submit_intent", **fields)
     if answer["status"] == "ok" and answer["text"] == f"{_UNMATCHED}{text}":
-        unmatched = errors.NoAgentMatchedError(
-            "no word of the intent is one of an agent's",
-            hint="covenant agents list shows the agents; name one: --agent ID",
-        )
         if as_json:
-            common.emit(client.envelope("intent_result", answer, code=unmatched.code))
+            common.emit(client.envelope("intent_result", answer, code=errors.NoAgentMatchedError.code))
         else:
-            common.report(unmatched)
+            _say_unmatched()
         ctx.exit(common.EXIT_NO)
     _show(answer, as_json=as_json)
+
+
+def _say_unmatched() -> None:
+    said = "no word of the intent is one of an agent's"
+    fix = "covenant agents list shows the agents; name one: --agent ID"
+    common.report(errors.NoAgentMatchedError(said, hint=fix))
 
 
 def _show(answer: dict[str, Any], *, as_json: bool) -> None:
@@ -85,10 +89,19 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
     common.say(common.visible(f"{answer.get('agent_id') or 'no agent'}, intent {answer['intent_id']}"), err=True)
 
 
-def _streamed(parts: Any, *, as_json: bool) -> None:
+def _streamed(parts: Iterable[dict[str, Any]], text: str, *, as_json: bool) -> bool:
+    """Print the parts of the answer to the intent ``text``. Returns whether an agent matched it."""
+    matched = True
     for part in parts:
+        if part["kind"] == "stream_chunk" and part["chunk"]["text"] == f"{_UNMATCHED}{text}":
+            matched = False
         if as_json:
-            common.emit(part)
+            ends = part["kind"] == "stream_end" and not matched
+            code = {"code": errors.NoAgentMatchedError.code}
+            common.emit({**part, "summary": {**code, **part["summary"]}} if ends else part)
+        elif not matched:
+            if part["kind"] == "stream_end":
+                _say_unmatched()
         elif part["kind"] == "stream_chunk":
             common.say(common.visible(part["chunk"]["text"], newlines=True))
             for source in part["chunk"].get("sources", ()):
@@ -98,6 +111,7 @@ def _streamed(parts: Any, *, as_json: bool) -> None:
             common.say(common.visible(f"{about.get('agent_id') or 'no agent'}, intent {about['intent_id']}"), err=True)
         elif part["kind"] == "intent_result":
             _show(part, as_json=False)
+    return matched
 
 
 @click.group()
@@ -160,7 +174,9 @@ def _resume(which: str | None, latest: bool) -> dict[str, Any]:
         try:
             uuid.UUID(which)
         except ValueError:
-            raise _ResumeError("invalid_intent_id", f"`{which}` is no id of an intent") from None
+            raise _ResumeError(
+                "invalid_intent_id", f"`{which}` is no id of an intent", hint="give a whole id, or latest"
+            ) from None
         answer = daemon.ask("resume_intent", intent_id=which)
     if answer["kind"] != "intent_result":
         raise _ResumeError("unexpected_response", f"the daemon answered `{answer['kind']}`")
@@ -176,4 +192,5 @@ def _waiting(events: list[dict[str, Any]]) -> str:
             resumed.add(str(kind.get("resumed_from")))
         if kind["type"] == "budget_exhausted" and kind["intent_id"] not in resumed:
             return str(kind["intent_id"])
-    raise _ResumeError("no_budget_exhausted_row", "no intent of yours waits for credits")
+    said = "no intent of yours waits for credits"
+    raise _ResumeError("no_budget_exhausted_row", said, hint="submit one again: covenant intent TEXT")

@@ -30,7 +30,8 @@ async def get_intent_result(server: Server, caller: Caller, asked: requests.GetI
     known: dict[str, Any] = record.metadata if record is not None and isinstance(record.metadata, dict) else {}
     mine = record is not None and (caller.operator or record.owner.pubkey == caller.agent.pubkey)
     if record is None or not mine or "intent_text" not in known:
-        raise errors.NoMemoryError(f"no result of an intent `{shown}` is kept")
+        hint = "give a whole id: covenant audit recent --kind intent_dispatched shows those of intents with an answer"
+        raise errors.NoMemoryError(f"no result of an intent `{shown}` is kept", hint=hint)
     sources = known.get("sources")
     words = {name: known[name] for name in ("agent_id", "run_id", "policy_digest") if isinstance(known.get(name), str)}
     return responses.IntentResult(
