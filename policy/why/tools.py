@@ -11,6 +11,7 @@ from policy.decompile.read import Grants
 from policy.grants.effective import Effective
 from policy.grants.skills import SkillSet
 from policy.manifest import text
+from policy.manifest.agent import Manifest
 from policy.manifest.permissions import CALLS
 from policy.manifest.tools import command
 from policy.manifest.tools.document import ToolManifest
@@ -116,13 +117,25 @@ class CallCommand(Struct, frozen=True):
         return command.uri(self.name, command_calls.agent_of(skills, self.name) or "") in skills.asked
 
     def mend(self, sight: Sight) -> tuple[str, ...]:
-        """A table of the command, a rule, or a limit."""
-        return _added(self._refusal(sight.found.grants.skills))
+        """A table of the command with what the manifest lacks for any command, a rule, or a limit."""
+        skills = sight.found.grants.skills
+        is_granted = command_calls.agent_of(skills, self.name) is not None
+        needs = () if is_granted or sight.manifest is None else _needs_of_command(sight.manifest)
+        return needs + _added(self._refusal(skills))
 
     def never(self, sight: Sight) -> str:
         """A call that no line of agent.toml allows, or that a line holds for an operator."""
         skills = sight.found.grants.skills
         return _UNASKED if self._asked(skills) and self._refusal(skills) is None else _hint(self._refusal(skills))
+
+
+def _needs_of_command(manifest: Manifest) -> tuple[str, ...]:
+    """Return the lines without which a manifest grants no command, as ``command.problems`` refuses it."""
+    spawn = () if manifest.spawn.allowed else ("[spawn]", "allowed = true", "max_depth = 1", "max_descendants = 1")
+    has_shell = "shell" in manifest.permissions.skills.side_effects
+    effects = () if has_shell else (tool_calls.TABLE, 'side_effects = ["shell"]')
+    backend = () if manifest.sandbox.backend == "linux-gvisor" else ("[sandbox]", 'backend = "linux-gvisor"')
+    return (*backend, *effects, *spawn)
 
 
 class MoreCalls(Struct, frozen=True):

@@ -201,7 +201,9 @@ def _lines(one: Mapping[str, Any]) -> list[str]:
     elif "add" not in one and one["grant"]:
         lines.append(f"  granted by: {one['grant']}")
     for name, allows in (why or {}).get("bounds", {}).items():
-        lines.append(f"  {name} {'allows' if allows else 'does not allow'} it")
+        # A role's ceiling does not list what no manifest is granted.
+        if not (allows and why and why["never"]):
+            lines.append(f"  {name} {'allows' if allows else 'does not allow'} it")
     if one.get("note"):
         lines.append(f"  note: {one['note']}")
     return lines

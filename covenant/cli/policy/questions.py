@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -257,11 +258,14 @@ def _question(
 
 def _call(package: Path, uri: str, arguments: str | None) -> Question:
     """Return the question about a call of a tool of the package."""
-    from policy.manifest.tools import document
+    from policy.manifest.tools import command, document
     from policy.why import tools
     from sandbox.storage import package_reader
 
     if "/" not in uri:
+        if not re.fullmatch(command.NAME, uri):
+            hint = "give a name of 1 to 32 of a-z 0-9 . _ + -, the first a letter or digit; or a whole URI"
+            raise errors.UsageError(f"`{uri}` is no name of a command", hint=hint)
         return tools.CallCommand(uri, _words(arguments))
     raw = package_reader.read(package).files.get(document.FILE)
     if raw is None:
@@ -331,4 +335,6 @@ def _say_answer(answer: Answer, cause: str) -> None:
         for line in answer.add:
             common.say(f"  {common.visible(line)}")
     for name, allows in answer.bounds.items():
-        common.say(common.visible(f"{name} {'allows' if allows else 'does not allow'} it"))
+        # A role's ceiling does not list what no manifest is granted.
+        if not (allows and answer.never):
+            common.say(common.visible(f"{name} {'allows' if allows else 'does not allow'} it"))

@@ -13,7 +13,9 @@ from click.testing import CliRunner, Result
 
 from covenant.cli.main import cli
 from covenant.cli.policy import pull_request
+from policy import errors
 from policy.explain.diff import Diff, DiffRow
+from policy.why import amend
 
 AGENTS = Path(__file__).resolve().parents[5] / "agents"
 PLACE = "/srv/not-on-this-host"
@@ -140,3 +142,27 @@ def _outside_code(line: str) -> str:
         assert end >= 0, line
         rest = inside[end + size :]
     return out + rest
+
+
+def test_why_of_command_names_all_lines(repository: Path) -> None:
+    """An agent without any command: the lines that are printed make a manifest that is accepted."""
+    about = ("policy", "why", "agents/hello", "--tool", "gh", "--host", "none")
+    said = _covenant(*about)
+    assert (said.exit_code, "command `gh` is not granted" in said.stdout) == (3, True), said.output
+    lines = _json(*about)["add"]
+    manifest = repository / "agents/hello/agent.toml"
+    manifest.write_text(amend.document(manifest.read_text(), lines))
+    assert _covenant("policy", "why", "agents/hello", "--tool", "gh", "--host", "none").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["", "GH", "a b"])
+def test_word_that_names_no_command_is_usage(repository: Path, name: str) -> None:
+    said = _covenant("policy", "why", "agents/hello", "--tool", name, "--host", "none")
+    assert isinstance(said.exception, errors.UsageError)
+    assert "no name of a command" in str(said.exception)
+
+
+def test_role_allows_nothing_that_is_never_granted(repository: Path) -> None:
+    said = _covenant("policy", "why", "agents/hello", "--syscall", "chroot", "--host", "none")
+    assert "never grantable: " in said.stdout
+    assert "allows it" not in said.stdout
