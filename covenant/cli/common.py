@@ -9,8 +9,10 @@ import contextlib
 import functools
 import json
 import os
+import shlex
 import stat
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -77,6 +79,30 @@ def check_package(path: Path) -> None:
         raise errors.PackageError(f"there is no package `{path}`", hint=hint, where=str(path)) from None
     except (OSError, ValueError):
         return  # its reader says what is wrong with it
+
+
+def packages(directories: Sequence[Path]) -> Iterator[Path]:
+    """Yield the packages: each directory with a manifest, or those right below it.
+
+    Raises:
+        errors.PackageError: one of the directories is no package and contains none.
+    """
+    for directory in directories:
+        if (directory / "agent.toml").exists():
+            yield directory
+            continue
+        check_package(directory)
+        try:
+            below = sorted(one for one in directory.iterdir() if (one / "agent.toml").exists())
+        except OSError as e:
+            hint = "give a directory that you may list: a package, or one that contains packages"
+            message = f"`{directory}` cannot be listed: {e.strerror}"
+            raise errors.PackageError(message, hint=hint, where=str(directory)) from e
+        if not below:
+            hint = f"give a directory with an agent.toml; covenant manifest new {shlex.quote(str(directory / 'ID'))}"
+            message = f"`{directory}` is no package and contains none"
+            raise errors.PackageError(message, hint=f"{hint} makes one", where=str(directory))
+        yield from below
 
 
 def _packages_in(place: Path) -> list[Path]:

@@ -235,7 +235,13 @@ class TrustRoot(Struct, frozen=True):
             errors.TrustError: another version than the next, or a revocation is missing.
         """
         if document.version != self.version + 1:
-            raise errors.TrustError(f"trust root version {document.version} cannot follow {self.version}")
+            message = f"trust root version {document.version} cannot follow {self.version}"
+            following = self.version + 1
+            hint = f"a newer one is here: make the change again, on version {self.version}"
+            if document.version > following:
+                export = f"covenant trust export FILE --version {following}"
+                hint = f"import version {following} first; on a host that has it: {export}"
+            raise errors.TrustError(message, hint=hint)
         dropped = self.document.revoked.dropped_by(document.revoked)
         if dropped is not None:
             raise errors.TrustError(

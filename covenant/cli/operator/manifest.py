@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from covenant.cli import common, times
-from covenant.cli.operator import manifest_renew
+from covenant.cli.operator import manifest_renew, trust_update_steps
 from covenant.cli.operator import manifest_report as told
 from covenant.cli.policy import artefact_view, manifest_import
 from policy import errors
 
 if TYPE_CHECKING:
-    from covenant.keys.signers import Signer as SigningKey
     from policy.manifest.agent import Manifest
     from policy.package import Package
-    from policy.signing.root import OperatorKey
     from policy.signing.statement import Statement
     from policy.signing.trust import Signer, TrustedPackage
 
@@ -151,7 +148,7 @@ def sign(
         signing.discard_unfinished(directory)
         read, parsed = _read(directory)
         # Everything that can be refused is refused before a passphrase is asked for.
-        known = None if read.envelope is None else _known_keys()
+        known = None if read.envelope is None else trust_update_steps.listed()
         plan = cosigning.plan(read, parsed, wanted, door.key, now_ms=times.now_ms(), fresh=fresh, known=known)
         raw = plan.signed_by(door)
         signing.write_envelope(directory, raw)
@@ -184,7 +181,8 @@ def sign(
         common.say("approves an unlimited lifetime")
     told.say_grants(parsed)
     told.say_defaults(parsed)
-    _warn_of_refusals(read, parsed, statement, door, "--ssh-agent " * (agent is not None))
+    trust_update_steps.warn_of_unlisted(door, agent=agent)
+    _warn_of_refusals(read, parsed, statement)
 
 
 @manifest.command(
@@ -291,28 +289,11 @@ def _read(path: Path | int) -> tuple[Package, Manifest]:
     return read, parse.parse(read.manifest)
 
 
-def _warn_of_refusals(read: Package, parsed: Manifest, signed: Statement, door: SigningKey, option: str) -> None:
+def _warn_of_refusals(read: Package, parsed: Manifest, signed: Statement) -> None:
     """Say on stderr why a run of the signed package would be refused on this host, where this can be known."""
-    known = _known_keys()
-    if known is not None and door.key.keyid not in {one.key.keyid for one in known}:
-        name, typed = common.visible(door.name), common.visible(shlex.quote(door.name))
-        refused = "is not in the trust root of this host: runs here refuse its signature"
-        common.say(f"warning: key `{name}` {refused}", err=True)
-        common.say(f"  fix: covenant trust add {option}{typed} --sign-with ROOTKEY", err=True)
     if signed.audience is None:
         with contextlib.suppress(errors.CovenantError):  # this machine may only sign
             artefact_view.say_errors(artefact_view.judged(read, parsed, None)[0])
-
-
-def _known_keys() -> tuple[OperatorKey, ...] | None:
-    """The keys of the trust root at hand. Signing needs none, and says so where there is none to be read."""
-    from covenant.cli.operator import trust_update_steps
-
-    try:
-        with trust_update_steps.opened() as held:
-            return held.root.keys
-    except errors.CovenantError:
-        return None
 
 
 def _verify(read: Package) -> tuple[Manifest, TrustedPackage, tuple[Signer, ...], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from covenant.cli import common, terminal, times
+from covenant.cli.operator import trust_update_steps
 from policy import errors
 
 if TYPE_CHECKING:
@@ -65,10 +66,12 @@ def renew(
     within_ms = None if within is None else times.duration_ms(within, option="--within")
     door, now_ms = common.door(name, agent, passphrase_file), times.now_ms()
     rows = []
-    for package in _packages(directories):
+    for package in common.packages(directories):
         row = _planned(package, door, _typed(name, agent), lifetime_ms=lifetime_ms, now_ms=now_ms)
         if within_ms is None or row.ended_ms is None or row.ended_ms - now_ms < within_ms:
             rows.append(row)
+    if any(row.plan is not None for row in rows):
+        trust_update_steps.warn_of_unlisted(door, agent=agent)
     # All are signed before one is written: a key that does not sign leaves every package as it was.
     signed = [None if row.plan is None else row.plan.signed_by(door) for row in rows]
     rows = [row if raw is None else _written(row, raw) for row, raw in zip(rows, signed, strict=True)]
@@ -126,26 +129,6 @@ def _report(rows: Sequence[_Row], *, as_json: bool) -> None:
             common.say(f"  fix: {common.visible(row.error.hint)}", err=True)
 
 
-def _packages(directories: Sequence[Path]) -> Iterator[Path]:
-    """Yield the packages: each directory with a manifest, or those right below it."""
-    for directory in directories:
-        if (directory / "agent.toml").exists():
-            yield directory
-            continue
-        common.check_package(directory)
-        try:
-            below = sorted(one for one in directory.iterdir() if (one / "agent.toml").exists())
-        except OSError as e:
-            hint = "give a directory that you may list: a package, or one that contains packages"
-            message = f"`{directory}` cannot be listed: {e.strerror}"
-            raise errors.PackageError(message, hint=hint, where=str(directory)) from e
-        if not below:
-            hint = f"give a directory with an agent.toml; covenant manifest new {shlex.quote(str(directory / 'ID'))}"
-            message = f"`{directory}` is no package and contains none"
-            raise errors.PackageError(message, hint=f"{hint} makes one", where=str(directory))
-        yield from below
-
-
 def _planned(package: Path, door: Signer, option: str, *, lifetime_ms: int | None, now_ms: int) -> _Row:
     """Plan the renewal of one package. ``option`` names the key in the commands of the fixes."""
     from covenant.keys import signing
@@ -181,7 +164,11 @@ def _fix(error: errors.CovenantError, read: Package, sign: str) -> str:
     if isinstance(error, errors.UnknownKeyError):
         from covenant.keys import cosigning
 
-        by = [one.name for one in _own_keys() if cosigning.signed_with(read, one.file.key)]
+        listed = trust_update_steps.listed()
+        # A signature by a key that the trust root does not list any more helps no one.
+        count = None if listed is None else {one.key.keyid for one in listed}
+        signed = (one for one in _own_keys() if cosigning.signed_with(read, one.file.key))
+        by = [one.name for one in signed if count is None or one.file.key.keyid in count]
         return f"give a key that signed it: --key {by[0]}" if by else f"{sign} --fresh"
     return ""
 

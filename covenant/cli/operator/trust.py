@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -239,6 +239,7 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
     """
     from covenant.keys import trust_root
     from policy.signing import proposal
+    from policy.signing import root as roots
 
     options["sign_with"] += keys
     as_json, by = options.pop("as_json"), trust_update_steps.signed_by(options)
@@ -247,16 +248,19 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
     if first is not None:
         if by.names or by.agents:
             raise errors.UsageError("a first trust root is signed already")
-        _import_first(raw, first, home, now_ms, as_json=as_json)
+        with _about(file):
+            root = roots.TrustRoot.parse(raw)
+        _import_first(root, raw, first, home, now_ms, as_json=as_json)
         return
-    wanted = proposal.decode(raw)
+    with _about(file):
+        wanted = proposal.decode(raw)
+    places = [home / "agents", *by.places()]
     with trust_update_steps.changing(home) as held:
         if _is_there(held.root, wanted):
             _say_there(held.root, as_json=as_json)
             return
         doors = by.doors()
         trust_root.prepared(held, home, wanted, doors, now_ms=now_ms, discard=by.discard)
-        places = [home / "agents", *map(Path, by.packages)]
         trust_update_steps.ask_unsigned(held, wanted, places, (), yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(
             held,
@@ -269,6 +273,17 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
             before_signing=_show_first,
         )
     trust_update_steps.report(outcome, as_json=as_json)
+
+
+@contextlib.contextmanager
+def _about(file: Path) -> Iterator[None]:
+    """Have a refusal of what the file contains name the file, and where such a file comes from."""
+    try:
+        yield
+    except errors.TrustError as e:
+        e.where = e.where or str(file)
+        e.hint = e.hint or "give the file that covenant trust export wrote"
+        raise
 
 
 def _show_first(version: int, changes: Sequence[str]) -> None:
@@ -295,13 +310,12 @@ def _say_there(root: TrustRoot, *, as_json: bool) -> None:
         common.say(f"trust root version {root.version} is installed already")
 
 
-def _import_first(raw: bytes, digest: str, home: Path, now_ms: int, *, as_json: bool) -> None:
+def _import_first(root: TrustRoot, raw: bytes, digest: str, home: Path, now_ms: int, *, as_json: bool) -> None:
     """Import a first root that another party made: it is trusted here by its digest, not by its place."""
     from covenant.keys import trust_root
     from policy.signing import root as roots
     from sandbox.storage.trust_state import State
 
-    root = roots.TrustRoot.parse(raw)
     if root.payload_digest != digest:
         raise errors.TrustError(
             f"the digest of this trust root is {root.payload_digest}, not {digest}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from covenant.keys.signers import Signer
     from covenant.keys.trust_root import Held, Outcome
     from policy.signing.proposal import Proposal, Side
-    from policy.signing.root import TrustRoot
+    from policy.signing.root import OperatorKey, TrustRoot
     from sandbox.control.revocation import Enforced
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -47,6 +48,14 @@ class Signing:
         """Return the doors, without unlocking any."""
         found = [common.door(name, None, self.passphrase_file) for name in self.names]
         return found + [common.door(None, agent, None) for agent in self.agents]
+
+    def places(self) -> list[Path]:
+        """Return the packages of ``--packages``.
+
+        Raises:
+            errors.PackageError: a directory of them does not exist, or has no package: a change would go unasked.
+        """
+        return list(common.packages([Path(one) for one in self.packages]))
 
 
 def signing(command: _Command) -> _Command:
@@ -153,11 +162,11 @@ def step(
             "a key that signs the next version is needed", hint="give --sign-with NAME or --sign-with-agent KEY"
         )
     home, now_ms = common.home(), times.now_ms()
+    places = [home / "agents", *by.places()]
     with changing(home) as held:
         wanted, doors, spares = build(held, home, now_ms), by.doors(), spare()
         # A version that is refused is refused before the questions.
         trust_root.prepared(held, home, wanted, doors, now_ms=now_ms, spare=spares, discard=by.discard)
-        places = [home / "agents", *map(Path, by.packages)]
         if serials is not None:
             ask_unknown(held, *serials, places, yes=by.yes, as_json=as_json)
         # A revocation is meant to leave packages unsigned, and is not held up by all that ran.
@@ -225,6 +234,30 @@ def ask_unsigned(
         )
     common.say("they are refused from then on: sign them with a key that stays (covenant manifest sign)", err=True)
     common.confirmed(f"Go on and leave {len(found)} unsigned?")
+
+
+def listed() -> tuple[OperatorKey, ...] | None:
+    """Return the keys of the trust root at hand. Signing needs none: None where no trust root can be read."""
+    try:
+        with opened() as held:
+            return held.root.keys
+    except errors.CovenantError:
+        return None
+
+
+def warn_of_unlisted(door: Signer, *, agent: str | None) -> None:
+    """Say on stderr that runs on this host refuse a signature by the key, if its trust root does not list it."""
+    keys = listed()
+    if keys is None or any(one.key.keyid == door.key.keyid for one in keys):
+        return
+    name = common.visible(door.name)
+    common.say(f"warning: key `{name}` is not in the trust root of this host: runs here refuse its signature", err=True)
+    if any(one.name == door.name for one in keys):
+        fix = f"another key is listed as `{name}`: sign with a key that `covenant trust show` lists"
+    else:
+        option = "" if agent is None else "--ssh-agent "
+        fix = f"covenant trust add {option}{common.visible(shlex.quote(door.name))} --sign-with ROOTKEY"
+    common.say(f"  fix: {fix}", err=True)
 
 
 def known_runs(held: Held) -> tuple[KnownRun, ...]:

@@ -180,3 +180,18 @@ def test_passphrase_is_asked_once_for_all_packages(agents: Path) -> None:
         assert call(*sign, stdin="open\n").exit_code == 0
     renew = ("manifest", "renew", agents, "--key", "eve", "--passphrase-file", "-")
     assert call(*renew, stdin="open\n").exit_code == 0
+
+
+def test_renew_by_unlisted_key_warns(agents: Path) -> None:
+    """After a rotation the old key signs nothing that runs: renew says so, and no fix sends the operator back to it."""
+    done("keys", "new", "ann-2027", "--no-passphrase")
+    done("trust", "rotate", "ann", "--to", "ann-2027", "--sign-with", "ann", "--packages", agents, "--yes")
+    said = call("manifest", "renew", agents / "one", "--key", "ann")
+    assert "warning: key `ann` is not in the trust root of this host: runs here refuse its signature" in said.stderr
+    assert "another key is listed as `ann`" in said.stderr
+    error = _refusal(agents / "one", "ann-2027")
+    assert error["hint"] == f"covenant manifest sign {agents / 'one'} --key ann-2027 --fresh"
+    _typed(error["hint"])
+    said = call("manifest", "renew", agents / "one", "--key", "ann-2027")
+    assert (said.exit_code, said.stderr) == (0, "")
+    done("manifest", "verify", agents / "one")

@@ -103,3 +103,50 @@ def test_fix_of_an_archive_without_directory_works(covenant_home: Path, tmp_path
     hint = refused("usage", *archive).hint
     subprocess.run(shlex.split(hint.rpartition(": ")[2]), check=True)
     done(*archive)
+
+
+def test_packages_that_are_not_there_are_refused(covenant_home: Path, tmp_path: Path) -> None:
+    """A misspelt --packages would leave packages unsigned without a question."""
+    for name in ("ann", "new"):
+        done("keys", "new", name, "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    package = tmp_path / "agents" / "hello"
+    package.parent.mkdir()
+    done("manifest", "new", package)
+    done("manifest", "sign", package, "--key", "ann")
+    (tmp_path / "empty").mkdir()
+    rotate = ("trust", "rotate", "ann", "--to", "new", "--sign-with", "ann", "--packages")
+    for place in ("agentz", "empty"):
+        error = refused("package_invalid", *rotate, tmp_path / place)
+        assert str(tmp_path / place) in error.message
+    assert document("trust", "show")["version"] == 1
+    said = call(*rotate, tmp_path / "agents", stdin="n\n")
+    assert (said.exit_code, "left unsigned: hello" in said.stderr) == (1, True)
+
+
+def test_each_fix_of_an_import_works(covenant_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    first = document("trust", "show")["payload_digest"]
+    (tmp_path / "other.json").write_text("{}")
+    for more in ((), ("--first", first)):
+        error = refused("trust_root", "trust", "import", tmp_path / "other.json", *more)
+        assert (error.where, error.hint) == (
+            str(tmp_path / "other.json"),
+            "give the file that covenant trust export wrote",
+        )
+    done("trust", "export", tmp_path / "1")
+    for version in ("2", "3"):
+        done("trust", "renew", "--sign-with", "ann")
+        done("trust", "export", tmp_path / version)
+    error = refused("trust_root", "trust", "import", tmp_path / "2")
+    assert error.hint == "a newer one is here: make the change again, on version 3"
+    monkeypatch.setenv("COVENANT_HOME", str(tmp_path / "behind"))
+    done("trust", "import", tmp_path / "1", "--first", first)
+    error = refused("trust_root", "trust", "import", tmp_path / "3")
+    monkeypatch.setenv("COVENANT_HOME", str(covenant_home))
+    command = error.hint.rpartition(": ")[2].replace("FILE", str(tmp_path / "again"))
+    done(*shlex.split(command)[1:])
+    monkeypatch.setenv("COVENANT_HOME", str(tmp_path / "behind"))
+    done("trust", "import", tmp_path / "again")
+    done("trust", "import", tmp_path / "3")
