@@ -40,6 +40,18 @@ def check(action: str, scope: Any) -> str | None:
     return _of_tool(action, scope) or _unbounded(action, scope)
 
 
+def notes(action: str, scope: Any) -> tuple[str, ...]:
+    """Return the fields of a well-formed scope that bound nothing, sorted: they are kept as signed notes."""
+    if not isinstance(scope, Mapping):
+        return ()
+    return tuple(sorted(scope.keys() - known_fields(action) - _CARRIED_BY_ALL))
+
+
+def known_fields(action: str) -> frozenset[str]:
+    """Return the names of the fields that can bound the action."""
+    return frozenset(fields.NAMESPACES.get(actions.namespace(action), ()))
+
+
 def admits(action: str, scope: Any, facts: RequestFacts) -> str | None:
     """Why a well-formed scope of the action does not admit the request; None when it does."""
     known = fields.NAMESPACES.get(actions.namespace(action))

@@ -94,6 +94,12 @@ def test_capabilities() -> None:
     assert exit_status(call("capabilities", "purge")) == 2
     assert exit_status(call("capabilities", "purge", "--before-ms", "0", "--older-than-ms", "1")) == 2
     assert exit_status(call("capabilities", "grant", "x", "--scope", "{")) == 2
+    # a misspelt bound is none
+    typo = call("capabilities", "grant", "memory.purge", "--scope", '{"version": 1, "tier": ["working"]}')
+    warning = "warning: `tier` bounds nothing in a grant of memory.purge; did you mean `tiers`?\n"
+    assert (exit_status(typo), typo.stderr.startswith(warning)) == (0, True)
+    meant = call("capabilities", "grant", "memory.purge", "--scope", '{"version": 1, "tiers": ["working"]}')
+    assert "warning" not in meant.stderr
     assert answered("capabilities", "grant", "tool.call.echo", "--expires-at", "1", status=1)["kind"] == "error"
 
 

@@ -94,6 +94,7 @@ def grant(
         response = daemon.ask(
             "grant_capability", action=action, scope=bounds, expires_at=expires_at, subject=subject, parent_b58=parent
         )
+    _say_notes(action, bounds)
     if as_json:
         common.emit(client.envelope("capability_granted", response, scope=given, expires_at=expires_at))
     else:
@@ -101,6 +102,17 @@ def grant(
         common.say(common.visible(response["signature_b58"]), err=True)
         if (name := _BY_NAME.match(response["action"])) is not None and not bounds:
             common.say(common.visible(_OF_A_NAME.format(name=name[1])), err=True)
+
+
+def _say_notes(action: str, scope: Any) -> None:
+    """Warn on stderr of fields of the scope that bound nothing: a misspelt bound would be none."""
+    from policy.capabilities import scopes
+    from policy.manifest import text
+
+    for name in scopes.notes(action, scope):
+        near = text.nearest(name, tuple(sorted(scopes.known_fields(action))))
+        meant = f"; did you mean `{near}`?" if near else ""
+        common.say(common.visible(f"warning: `{name}` bounds nothing in a grant of {action}{meant}"), err=True)
 
 
 def _whole(daemon: Any, action: str) -> str:

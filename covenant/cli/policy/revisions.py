@@ -35,6 +35,8 @@ def place(path: Path) -> Iterator[Path]:
     if not colon or not revision or os.path.lexists(path):
         yield path
         return
+    if below in {".", ".."}:
+        below += "/"  # a path of pathlib has lost it, and only with it git takes the path from this directory
     with tempfile.TemporaryDirectory(prefix="covenant-revision-") as made:
         _write(f"{revision}:{below}", Path(made))
         yield Path(made)

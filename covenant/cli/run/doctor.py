@@ -82,6 +82,8 @@ def _export(out: Path, packages: tuple[Path, ...], *, as_json: bool) -> None:
     from sandbox.storage import package_reader
 
     config = configuration.load(common.readable_state())
+    for path in packages:
+        common.check_package(path)
     read = [package_reader.read(path) for path in packages]
     document = facts.for_export(
         config, [(decide.manifest_of(one), one.files) for one in read], artefact_view.own_places(config)

@@ -247,7 +247,8 @@ def _somebody(server: Server, caller: Caller, subject: str) -> AgentId:
     keys = {entry.agent_id.pubkey: entry.agent_id for entry in server.peers.named(subject)}
     if len(keys) != 1:
         raise errors.GrantRefusedError(
-            "the subject is no peer's name, or more than one's", hint="name it by its public key"
+            "the subject is no peer's name, or more than one's",
+            hint="name it by its public key, as covenant peers list shows it; covenant peers enroll makes a peer",
         )
     found: AgentId = next(iter(keys.values()))
     return found

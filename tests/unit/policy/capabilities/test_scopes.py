@@ -243,3 +243,18 @@ def test_null_is_no_narrower_than_a_bound() -> None:
     assert scopes.within("memory.read", V1_MEMORY, bound) is not None
     assert scopes.within("memory.read", bound, V1_MEMORY) is None
     assert scopes.within("memory.read", {"version": 1, "tiers": ["working"]}, V1_MEMORY) is None
+
+
+@pytest.mark.parametrize(
+    ("action", "scope", "named"),
+    [
+        ("memory.read", {}, ()),
+        ("memory.read", v1(tiers=["working"], parent_b58="p"), ()),
+        ("memory.read", v1(teirs=["working"], max_uses=2), ("max_uses", "teirs")),
+        ("tool.call.echo", v1(max_uses=2), ()),
+        ("other.thing", v1(a=1), ("a",)),
+        ("other.thing", ["anything"], ()),
+    ],
+)
+def test_fields_that_bound_nothing_are_named(action: str, scope: Any, named: tuple[str, ...]) -> None:
+    assert scopes.notes(action, scope) == named

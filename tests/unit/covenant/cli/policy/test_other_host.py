@@ -144,6 +144,26 @@ def _outside_code(line: str) -> str:
     return out + rest
 
 
+def test_revision_of_this_directory_is_compared(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for directory, tree in (
+        ("agents/hello", "main:./"),
+        ("agents/hello", "main:."),
+        ("agents/hello/..", "main:./hello"),
+    ):
+        monkeypatch.chdir(repository / directory)
+        package = "." if tree.endswith((".", "./")) else "hello"
+        same = _covenant("policy", "diff", tree, package, "--host", "none")
+        assert same.exit_code == 0, (tree, same.output, same.exception)
+
+
+def test_export_for_missing_package_names_the_place(repository: Path) -> None:
+    said = _covenant("doctor", "--export", "facts.json", "--for", "agents/helo")
+    assert isinstance(said.exception, errors.PackageError)
+    assert said.exception.hint == "did you mean `agents/hello`?"
+    fixed = _covenant("doctor", "--export", "facts.json", "--for", "agents/hello")
+    assert fixed.exit_code == 0, fixed.output
+
+
 def test_why_of_command_names_all_lines(repository: Path) -> None:
     """An agent without any command: the lines that are printed make a manifest that is accepted."""
     about = ("policy", "why", "agents/hello", "--tool", "gh", "--host", "none")
