@@ -408,7 +408,12 @@ TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = (
     ("node", False, "runtime node", _runtime("node", "nodejs")),
     ("loader", False, "permissions.executables: ld.so starts no other file", _loader),
     ("network", False, "resources.network", _of_network(doctor_network.way)),
-    ("uplink", False, "network modes other than off", _of_network(doctor_network.interface)),
+    (
+        "uplink",
+        False,
+        "network modes other than off, and services under covenant-supervisor",
+        _of_network(doctor_network.interface),
+    ),
     ("netlink", False, "covenant attest of a run with a network", _of_network(doctor_network.readers)),
     ("resolvers", False, "permissions.network by name", _of_network(doctor_network.names)),
     (
