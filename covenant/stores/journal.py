@@ -14,7 +14,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,9 @@ _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | o
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 Select = Callable[[list[bytes]], Iterable[bytes]]
+Change = Callable[[Iterable[bytes]], Iterable[bytes]]
+# Gets the descriptor and the size of the file. It does not raise after the opening.
+Follow = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class _Append:
 
 @dataclass(frozen=True, slots=True)
 class _Rewrite:
-    lines: Iterable[bytes] | Select
+    change: Change
 
 
 class Journal:
@@ -52,8 +55,9 @@ class Journal:
     ``recovered`` lists the data that the opening set aside.
     """
 
-    def __init__(self, path: Path, mode: int) -> None:
+    def __init__(self, path: Path, mode: int, follow: Follow | None = None) -> None:
         self.recovered: list[str] = []
+        self._follow = follow or _ignore
         self._path = path
         self._mode = mode
         self._directory = self._fd = -1
@@ -63,13 +67,16 @@ class Journal:
         )
 
     @classmethod
-    async def open(cls, path: Path, mode: int = 0o600) -> Self:
+    async def open(cls, path: Path, mode: int = 0o600, *, follow: Follow | None = None) -> Self:
         """Open or create the journal at ``path``. A missing directory is created with mode 0700 in an existing parent.
+
+        ``follow`` is called in the writing thread at the opening, and after each durable write before its writers
+        resume.
 
         Raises:
             errors.StoreError: the file or its directory is a symlink, not ours alone, or cannot be used.
         """
-        journal = cls(path, mode)
+        journal = cls(path, mode, follow)
         await anyio.to_thread.run_sync(journal._open)
         return journal
 
@@ -104,7 +111,17 @@ class Journal:
         Raises:
             errors.StoreError: as ``append``; the old lines are kept.
         """
-        await self._turns.submit(_Rewrite(lines))
+        await self.change(lambda there: lines(list(there)) if callable(lines) else lines)
+
+    async def change(self, change: Change) -> None:
+        """Replace all lines, as ``rewrite`` does, without holding them: ``change`` yields the new ones as it reads.
+
+        Its argument can be read more than once.
+
+        Raises:
+            errors.StoreError: as ``append``; the old lines are kept.
+        """
+        await self._turns.submit(_Rewrite(change))
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield the lines, without their newlines, up to the last that was durable when this began."""
@@ -166,6 +183,7 @@ class Journal:
                 self._check_private()
                 os.fsync(self._directory)
                 self._set_torn_tail_aside()
+                self._follow(self._fd, self._size)
                 stack.pop_all()
         except OSError as e:
             reason = "it is a symlink" if e.errno == errno.ELOOP else e.strerror
@@ -222,7 +240,7 @@ class Journal:
                 continue
             answers += self._write_lines(together)
             together = []
-            answers.append(self._replace(item.lines))
+            answers.append(self._replace(item.change))
         return answers + self._write_lines(together)
 
     def _write_lines(self, lines: Sequence[bytes]) -> list[Exception | None]:
@@ -240,30 +258,37 @@ class Journal:
             return [self._full(e) for _ in lines]
         os.fdatasync(self._fd)
         self._size += len(data)
+        self._follow(self._fd, self._size)
         return [None] * len(lines)
 
-    def _replace(self, lines: Iterable[bytes] | Select) -> Exception | None:
+    def _replace(self, change: Change) -> Exception | None:
         self._check_name()
         name = self._path.name
+        failed: Exception | None = None
+
+        def checked() -> Iterator[bytes]:
+            nonlocal failed
+            try:
+                for line in change(_Lines(self._fd, self._size)):
+                    self._check(line)
+                    yield line
+            except Exception as e:
+                failed = e
+                raise
+
         try:
-            if callable(lines):
-                lines = lines(os.pread(self._fd, self._size, 0).split(b"\n")[:-1])
-            kept = list(lines)
-            for line in kept:
-                self._check(line)
-        except Exception as e:  # an error of the caller's function goes to the caller
-            return e
-        data = b"".join(line + b"\n" for line in kept)
-        try:
-            atomic_file.replace(self._directory, name, data, mode=self._mode)
-        except OSError as e:
-            if e.errno not in _FULL:
+            atomic_file.replace(self._directory, name, joined(checked()), mode=self._mode)
+        except Exception as e:
+            if failed is not None:  # an error of the caller's function goes to the caller
+                return failed
+            if not isinstance(e, OSError) or e.errno not in _FULL:
                 raise
             return self._full(e)
         fd = os.open(name, _FLAGS, dir_fd=self._directory)
         os.dup2(fd, self._fd, inheritable=False)
         os.close(fd)
-        self._size = len(data)
+        self._size = os.fstat(self._fd).st_size
+        self._follow(self._fd, self._size)
         return None
 
     def _check_name(self) -> None:
@@ -290,6 +315,40 @@ class Journal:
             hint="make room on the disk and repeat",
             where=str(self._path),
         )
+
+
+class _Lines:
+    """The lines of an open file, without their newlines, read in chunks each time."""
+
+    def __init__(self, fd: int, size: int) -> None:
+        self._fd, self._size = fd, size
+
+    def __iter__(self) -> Iterator[bytes]:
+        position, rest = 0, b""
+        while position < self._size:
+            chunk = os.pread(self._fd, min(_CHUNK_BYTES, self._size - position), position)
+            if not chunk:
+                raise errors.StoreError("the file became shorter while it was read")
+            position += len(chunk)
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from whole
+
+
+def joined(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines with their newlines, many at a time."""
+    held: list[bytes] = []
+    held_bytes = 0
+    for line in lines:
+        held += (line, b"\n")
+        held_bytes += len(line) + 1
+        if held_bytes >= _CHUNK_BYTES:
+            yield b"".join(held)
+            held, held_bytes = [], 0
+    yield b"".join(held)
+
+
+def _ignore(fd: int, size: int) -> None:
+    """Follow nothing."""
 
 
 def _end_of_last_line(fd: int, size: int) -> int:

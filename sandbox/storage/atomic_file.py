@@ -14,7 +14,7 @@ import signal
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,14 +107,15 @@ def temporary_name(name: str) -> str:
     return f".{name}.new"
 
 
-def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace the content of a file by ``data``, durably.
+def replace(directory: int, name: str, data: bytes | Iterable[bytes], *, mode: int = 0o600) -> None:
+    """Replace the content of a file by ``data``, durably. It may be given in pieces, which are written as they come.
 
     The caller holds the lock of the directory. The temporary name is fixed, so the next write overwrites the remains of
     a crash, and they never pile up.
 
     Raises:
-        OSError: Raised when a step fails. Nothing is changed, unless only the sync of the directory failed.
+        OSError: Raised when a step fails. Nothing is changed, unless only the sync of the directory failed. An error
+            of the pieces changes nothing either.
     """
     making = temporary_name(name)
     # Remove the remains of a crash or a planted link first: O_EXCL then creates our own file.
@@ -123,7 +124,7 @@ def replace(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> Non
     try:
         _write(directory, making, data, mode=mode)
         os.rename(making, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except OSError:
+    except BaseException:
         # On a full disk a half-written file would take the room that is needed next.
         with contextlib.suppress(OSError):
             os.unlink(making, dir_fd=directory)
@@ -177,8 +178,8 @@ def derive(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         making.unlink(missing_ok=True)
 
 
-def create(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
-    """Create a file that does not exist yet, whole or not at all, durably.
+def create(directory: int, name: str, data: bytes | Iterable[bytes], *, mode: int = 0o600) -> None:
+    """Create a file that does not exist yet, whole or not at all, durably. ``data`` is as for ``replace``.
 
     Raises:
         FileExistsError: Raised when there is one of that name; it is left unchanged.
@@ -326,13 +327,14 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def _write(directory: int, name: str, data: bytes, *, mode: int = 0o600) -> None:
+def _write(directory: int, name: str, data: bytes | Iterable[bytes], *, mode: int = 0o600) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(name, flags, 0o600, dir_fd=directory)
     try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(fd, left) :]
+        for piece in (data,) if isinstance(data, bytes) else data:
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(fd, left) :]
         if mode != 0o600:
             os.fchmod(fd, mode)
         os.fsync(fd)
