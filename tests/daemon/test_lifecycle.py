@@ -246,6 +246,7 @@ async def test_home_is_laid_out_as_seed_says(covenant_home: pathlib.Path) -> Non
             "peers/registry.jsonl",
             "peers/operator.token",
             "receipts/working.jsonl",
+            "receipts/index.db",
             "budget/ledger.jsonl",
             "budget/checkpoints.jsonl",
             "a2a/events.jsonl",

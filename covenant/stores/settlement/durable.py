@@ -1,72 +1,301 @@
-"""The receipts as a journal: ``receipts/working.jsonl``, one per line, rewritten when they are settled."""
+"""The receipts in ``receipts/working.jsonl``: a journal, one receipt a line, rewritten when they are settled.
+
+No receipt is kept in memory (ADR 0161): an index on disk tells where each is (``indexed_file``).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Final, Protocol, Self, TypeVar
 
 import anyio
+import anyio.to_thread
 
-from covenant.stores.journal import Journal
-from covenant.stores.settlement import in_memory, rows
+from covenant.stores import journal
+from covenant.stores.settlement import interface, rows
+from covenant.stores.settlement.index import Index, Placed, Position
+from covenant.stores.settlement.indexed_file import IndexedFile
+from covenant.wire import types
 from policy import errors
+from policy.audit_log import receipt_tree
 from sandbox.storage import atomic_file
 
+# How many receipts are read at a time. Between two pages other threads get their turn.
+_PAGE: Final = 256
+_FEW: Final = 16
 
-class DurableReceipts(in_memory.InMemoryReceipts):
-    """``interface.Receipts`` over a journal. Make it with ``open``."""
+T = TypeVar("T")
 
-    def __init__(self, journal: Journal, path: Path) -> None:
-        super().__init__()
-        self._journal = journal
+
+class _Page(Protocol):
+    """Selects the next rows behind the last receipt of the page before."""
+
+    def __call__(self, index: Index, *, last: Placed | None, size: int) -> Sequence[Position]: ...
+
+
+class DurableReceipts:
+    """``interface.Receipts`` over a file. Make it with ``open``."""
+
+    def __init__(self, lines: journal.Journal, file: IndexedFile, path: Path) -> None:
+        self._journal = lines
+        self._file = file
         self._path = path
+        # The ids that are being appended. A second append of one waits, and then finds it.
+        self._appending: dict[str, anyio.Event] = {}
+        # Changes of present receipts take turns; appends do not wait for them.
+        self._changing = anyio.Lock()
+        self.flushing = anyio.Lock()
 
     @classmethod
     async def open(cls, path: Path) -> Self:
-        """Open or create the receipts at ``path``.
+        """Open or create the receipts at ``path``, with the index beside them.
 
         Raises:
             errors.StoreError: the file cannot be used, or a line of it is no receipt.
         """
-        journal = await Journal.open(path)
-        receipts = cls(journal, path)
-        await journal.replay(receipts._restore)
-        return receipts
+        file = IndexedFile(path)
+        try:
+            return cls(await journal.Journal.open(path, follow=file.follow), file, path)
+        except BaseException:
+            file.close()
+            raise
 
     @property
     def recovered(self) -> list[str]:
         """Messages about data set aside at the opening, as ``Journal.recovered``."""
         return self._journal.recovered
 
-    async def close(self) -> None:
-        """As ``interface.Receipts.close``."""
-        await self._journal.close()
+    async def append(self, receipt: types.SettlementReceipt) -> None:
+        """As ``interface.Receipts.append``."""
+        while (other := self._appending.get(receipt.id)) is not None:
+            await other.wait()
+        done = self._appending[receipt.id] = anyio.Event()
+        try:
+            await self._append(receipt)
+        finally:
+            del self._appending[receipt.id]
+            done.set()
 
-    async def _keep(self, line: bytes) -> None:
-        # Shielded: even if the caller is cancelled, the receipt added in memory becomes durable or is removed.
-        with anyio.CancelScope(shield=True):
-            await self._journal.append(line)
+    async def get(self, receipt_id: str) -> types.SettlementReceipt | None:
+        """As ``interface.Receipts.get``."""
+        found = await _in_thread(lambda: self._by_id(receipt_id))
+        return None if found is None else found.receipt
+
+    async def recent(
+        self, limit: int, since_ms: int | None = None, *, keep: interface.Keep = interface.every
+    ) -> Sequence[types.SettlementReceipt]:
+        """As ``interface.Receipts.recent``."""
+
+        def page(index: Index, *, last: Placed | None, size: int) -> Sequence[Position]:
+            return index.newest(None if last is None else last.row.place, since_ms, size)
+
+        return await _in_thread(lambda: self._chosen(page, limit, keep))
+
+    async def unsettled(
+        self, limit: int, *, keep: interface.Keep = interface.every
+    ) -> Sequence[types.SettlementReceipt]:
+        """As ``interface.Receipts.unsettled``."""
+
+        def page(index: Index, *, last: Placed | None, size: int) -> Sequence[Position]:
+            return index.open_after(0 if last is None else last.row.place, size)
+
+        return await _in_thread(lambda: self._chosen(page, limit, keep))
+
+    async def mark_batch(self, receipt_ids: Sequence[str]) -> interface.Batch:
+        """As ``interface.Receipts.mark_batch``."""
+        async with self._changing:
+            batch, changes = await _in_thread(lambda: self._batch_of(receipt_ids))
+            await self._change(changes)
+            return batch
+
+    async def mark_batch_confirmed(self, batch_id: str, anchor: interface.Anchor) -> int:
+        """As ``interface.Receipts.mark_batch_confirmed``."""
+        async with self._changing:
+            placed = await _in_thread(lambda: list(self._of_batch(batch_id)))
+            if not placed:
+                raise errors.ReceiptError(f"there is no batch `{batch_id}`")
+            there = _batch_at(placed[0].receipt, len(placed)).tx_sig
+            if there is not None:
+                if there != anchor.tx_sig:
+                    raise errors.ReceiptError(f"batch `{batch_id}` is confirmed by another transaction")
+                return 0
+            # Version 1 has the signature under two names.
+            marks = {**dataclasses.asdict(anchor), "onchain_sig": anchor.tx_sig}
+            await self._change([(one, one.receipt.model_copy(update=marks)) for one in placed])
+            return len(placed)
+
+    async def batches(self, limit: int) -> Sequence[interface.Batch]:
+        """As ``interface.Receipts.batches``."""
+        return await _in_thread(lambda: self._batches(lambda index: index.batches(_natural(limit))))
+
+    async def unconfirmed(self, limit: int) -> Sequence[interface.Batch]:
+        """As ``interface.Receipts.unconfirmed``."""
+        return await _in_thread(lambda: self._batches(lambda index: index.unconfirmed(_natural(limit))))
+
+    async def prove(self, receipt_id: str) -> receipt_tree.ReceiptProof | None:
+        """As ``interface.Receipts.prove``."""
+        return await _in_thread(lambda: self._prove(receipt_id))
 
     def copy_path(self, now_ms: int) -> str | None:
         """As ``interface.Receipts.copy_path``."""
         return str(self._path.with_name(f"{self._path.name}.rollback-{now_ms}"))
 
-    async def _replace(self, lines: Mapping[str, bytes], copy: str | None) -> None:
-        def select(there: list[bytes]) -> list[bytes]:
+    async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> None:
+        """As ``interface.Receipts.revise``."""
+        async with self._changing:
+            placed = await _in_thread(lambda: [self._by_id(one.id) for one in receipts])
+            changes = []
+            for old, one in zip(placed, receipts, strict=True):
+                if old is None or old.row.batch is not None or one.batch_id is not None:
+                    raise errors.ReceiptError(f"receipt `{one.id}` is in a batch, or is not there: it cannot change")
+                changes.append((old, one))
+            await self._change(changes, copy=self.copy_path(now_ms))
+
+    async def close(self) -> None:
+        """As ``interface.Receipts.close``."""
+        await self._journal.close()
+        await _in_thread(self._file.close)
+
+    async def _append(self, receipt: types.SettlementReceipt) -> None:
+        found = await _in_thread(lambda: self._by_id(receipt.id))
+        if found is not None:
+            if interface.leaf(found.receipt) != interface.leaf(receipt):
+                raise errors.ReceiptError(f"another receipt has the id `{receipt.id}`")
+            return
+        if receipt.batch_id is not None:
+            raise errors.ReceiptError(f"receipt `{receipt.id}` is new and says that it is in a batch")
+        # Shielded: the line may be written even if the caller is cancelled, and its id stays reserved until then.
+        with anyio.CancelScope(shield=True):
+            await self._journal.append(rows.line(receipt))
+
+    async def _change(
+        self, changed: Sequence[tuple[Placed, types.SettlementReceipt]], *, copy: str | None = None
+    ) -> None:
+        """Replace lines durably, after making the copy that is asked for."""
+        last = {old.row.place: Placed(old.row, rows.line(new), new) for old, new in changed}
+        changes = [last[place] for place in sorted(last)]
+        old_lines = {old.row.offset: old.line for old, _ in changed}
+
+        def change(there: Iterable[bytes]) -> Iterator[bytes]:
             if copy is not None:
                 _write_copy(Path(copy), there)
-            return [lines.get(rows.receipt_id(line), line) for line in there]
+            yield from self._replaced(there, old_lines, {one.row.offset: one.line for one in changes})
+            self._file.will_change(changes)
 
-        await self._journal.rewrite(select)
+        with anyio.CancelScope(shield=True):
+            await self._journal.change(change)
+
+    def _replaced(self, there: Iterable[bytes], old: dict[int, bytes], new: dict[int, bytes]) -> Iterator[bytes]:
+        """Yield the lines with those at the offsets of ``old`` replaced. In the journal's thread."""
+        offset = 0
+        for line in there:
+            if old.get(offset, line) != line:
+                break
+            yield new.pop(offset, line)
+            offset += len(line) + 1
+        if new:
+            raise errors.StoreError("somebody else changed the file", where=str(self._path))
+
+    # --- in worker threads --------------------------------------------------------------------------------
+
+    def _by_id(self, receipt_id: str) -> Placed | None:
+        def row(index: Index) -> Sequence[Position]:
+            found = index.by_id(receipt_id)
+            return () if found is None else (found,)
+
+        return next(iter(self._file.find(row)), None)
+
+    def _pages(self, page: _Page, size: int = _PAGE) -> Iterator[Placed]:
+        """Yield the receipts page by page. Places stay, so that each page continues where the last one ended."""
+        last: Placed | None = None
+        while found := self._file.find(functools.partial(page, last=last, size=size)):
+            yield from found
+            last = found[-1]
+
+    def _chosen(self, page: _Page, limit: int, keep: interface.Keep) -> tuple[types.SettlementReceipt, ...]:
+        size = max(_FEW, min(limit, _PAGE))
+        found = (one.receipt for one in self._pages(page, size))
+        return tuple(itertools.islice(filter(keep, found), _natural(limit)))
+
+    def _of_batch(self, batch_id: str) -> Iterator[Placed]:
+        def page(index: Index, *, last: Placed | None, size: int) -> Sequence[Position]:
+            return index.of_batch(batch_id, 0 if last is None else last.row.place, size)
+
+        return self._pages(page)
+
+    def _batch_of(
+        self, receipt_ids: Sequence[str]
+    ) -> tuple[interface.Batch, list[tuple[Placed, types.SettlementReceipt]]]:
+        placed = []
+        for key in receipt_ids:
+            one = self._by_id(key)
+            if one is None or one.row.batch is not None:
+                raise errors.ReceiptError(f"receipt `{key}` is in a batch already, or is not there")
+            placed.append(one)
+        # INVARIANT: a batch has the order of the file, which is all that is left of it when the index is made again.
+        placed.sort()
+        try:
+            batch = interface.batch_of([one.receipt for one in placed])
+        except ValueError as e:
+            raise errors.ReceiptError(str(e)) from e
+        marks = {"batch_id": batch.batch_id, "merkle_root": batch.merkle_root}
+        return batch, [(one, one.receipt.model_copy(update=marks)) for one in placed]
+
+    def _batches(self, chosen: Callable[[Index], Sequence[tuple[str, int]]]) -> tuple[interface.Batch, ...]:
+        return tuple(
+            _batch_at(first.receipt, count)
+            for batch_id, count in self._file.ask(chosen)
+            for first in self._file.find(functools.partial(Index.of_batch, batch_id=batch_id, place=0, limit=1))
+        )
+
+    def _prove(self, receipt_id: str) -> receipt_tree.ReceiptProof | None:
+        asked = self._by_id(receipt_id)
+        if asked is None or (batch_id := asked.receipt.batch_id) is None:
+            return None
+        place, leaves = 0, []
+        for number, one in enumerate(self._of_batch(batch_id)):
+            leaves.append(interface.leaf(one.receipt).digest())
+            place = number if one.row.id == receipt_id else place
+        try:
+            proof = receipt_tree.prove(leaves, place)
+        except ValueError as e:
+            raise errors.ReceiptError(f"batch `{batch_id}` does not hold together: {e}") from e
+        if proof.root.hex() != asked.receipt.merkle_root:
+            raise errors.ReceiptError(f"the receipts of batch `{batch_id}` do not make its root: one was changed")
+        return proof
 
 
-def _write_copy(path: Path, lines: list[bytes]) -> None:
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(work)
+
+
+def _natural(limit: int) -> int:
+    return max(0, min(limit, 2**63 - 1))
+
+
+def _batch_at(receipt: types.SettlementReceipt, count: int) -> interface.Batch:
+    return interface.Batch(
+        batch_id=receipt.batch_id or "",
+        merkle_root=receipt.merkle_root or "",
+        receipt_count=count,
+        chain=receipt.chain,
+        cluster=receipt.cluster,
+        tx_sig=receipt.tx_sig or receipt.onchain_sig,
+        slot=receipt.slot,
+        confirmed_at=receipt.confirmed_at,
+    )
+
+
+def _write_copy(path: Path, lines: Iterable[bytes]) -> None:
     """Write the unchanged lines to a new file. Runs in the journal's thread, between two writes."""
     directory = atomic_file.open_directory(path.parent, error=errors.StoreError)
     try:
-        atomic_file.create(directory, path.name, b"".join(line + b"\n" for line in lines))
+        atomic_file.create(directory, path.name, journal.joined(lines))
     except OSError as e:
         raise errors.StoreError(f"no copy could be made first: {e.strerror}", where=str(path)) from e
     finally:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pydantic
 
 from covenant.wire import types
@@ -28,8 +26,3 @@ def read(raw: bytes, where: str) -> types.SettlementReceipt:
         raise errors.StoreError(
             "a line is no receipt", hint="put the file of a backup there, or mend the line", where=where
         ) from e
-
-
-def receipt_id(raw: bytes) -> str:
-    """The id of a line that was read once."""
-    return str(json.loads(raw)["id"])

@@ -279,7 +279,7 @@ async def test_what_cannot_be_written_did_not_happen(path: Path, monkeypatch: py
 
     with monkeypatch.context() as patched:
         patched.setattr(Journal, "append", full)
-        patched.setattr(Journal, "rewrite", full)
+        patched.setattr(Journal, "change", full)
         with pytest.raises(errors.StoreFullError):
             await receipts.append(receipt(7))
         with pytest.raises(errors.StoreFullError):
