@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import anyio
@@ -191,6 +193,57 @@ async def test_rewrite_by_function_loses_no_append(path: Path) -> None:
             await opened.rewrite(lambda lines: [line for line in lines if not line.startswith(b"drop")])
             await opened.append(b"drop")
     assert len([line for line in await lines_of(path) if line != b"drop"]) == 8 * 20
+
+
+async def test_change_reads_and_writes_line_by_line(path: Path) -> None:
+    """No more than a chunk of the file is held, and its lines can be read twice."""
+    line = b"x" * 1_000_000
+    async with await journal.Journal.open(path) as opened:
+        await opened.append_all([line] * 20)
+
+        def change(there: Iterable[bytes]) -> Iterator[bytes]:
+            assert sum(1 for _ in there) == 20
+            for one in there:
+                yield one[:-1]
+
+        tracemalloc.start()
+        try:
+            await opened.change(change)
+            assert tracemalloc.get_traced_memory()[1] < 10_000_000
+        finally:
+            tracemalloc.stop()
+    assert await lines_of(path) == [line[:-1]] * 20
+
+
+async def test_change_that_fails_midway_leaves_no_file(path: Path) -> None:
+    def change(there: Iterable[bytes]) -> Iterator[bytes]:
+        yield from there
+        raise ZeroDivisionError
+
+    async with await journal.Journal.open(path) as opened:
+        await opened.append(b"a")
+        with pytest.raises(ZeroDivisionError):
+            await opened.change(change)
+        await opened.append(b"b")
+    assert await lines_of(path) == [b"a", b"b"]
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
+async def test_follower_hears_of_each_write_before_its_writer(path: Path) -> None:
+    heard: list[bytes] = []
+
+    def follow(fd: int, size: int) -> None:
+        heard.append(os.pread(fd, size, 0))
+
+    async with await journal.Journal.open(path, follow=follow) as opened:
+        assert heard == [b""]
+        await opened.append(b"a")
+        assert heard[1:] == [b"a\n"]
+        await opened.rewrite([b"b", b"c"])
+        assert heard[2:] == [b"b\nc\n"]
+        with pytest.raises(errors.StoreError):
+            await opened.append(b"")
+        assert len(heard) == 3
 
 
 async def test_function_that_fails_changes_nothing(path: Path) -> None:
