@@ -86,6 +86,16 @@ class Revocations(_Closed):
                 return f"serials of agent `{agent_id}` up to {entry.serial_at_most} were revoked: {entry.reason}"
         return None
 
+    def retired(self, agent_id: str, *, now_ms: int) -> str:
+        """Return the fix where the serial of a new signature, which is the time, is revoked too; else nothing."""
+        for entry in self.serials:
+            if entry.agent_id == agent_id and now_ms <= entry.serial_at_most:
+                return (
+                    f"serials of new signatures are below {entry.serial_at_most} too: give the agent another id in "
+                    "agent.toml, and sign it"
+                )
+        return ""
+
     def dropped_by(self, later: Revocations) -> str | None:
         """The first entry that ``later`` does not repeat, in words; None when it repeats all.
 

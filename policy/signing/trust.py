@@ -51,11 +51,11 @@ MAX_SERIAL_AHEAD_MS = statements.DAY_MS
 AHEAD_MS = 5 * 60_000
 
 _WHERE = packages.ENVELOPE_NAME
+_SIGN = "covenant manifest sign PACKAGE --key NAME --fresh"
 _CLOCK_HINT = (
-    "the clock was ahead once: look at it; if it is right now: covenant state clock (as root), and then: "
-    "covenant manifest sign PACKAGE --fresh"
+    "the clock was ahead once: look at it; if it is right now: covenant state clock (as root), and then: " + _SIGN
 )
-_REVOKED_HINT = "sign the package again with a key of the trust root: covenant manifest sign PACKAGE --fresh"
+_REVOKED_HINT = f"sign the package again: {_SIGN}, by a key that `covenant trust show` lists"
 
 
 class Accepted(Struct, frozen=True):
@@ -166,7 +166,8 @@ def verify(
     # (6) revocation
     taken_back = root.document.revoked.package(payload_digest, statement.agent_id, statement.serial)
     if taken_back is not None:
-        raise errors.RevokedError(taken_back, hint=_REVOKED_HINT, where=_WHERE)
+        hint = root.document.revoked.retired(statement.agent_id, now_ms=now_ms) or _REVOKED_HINT
+        raise errors.RevokedError(taken_back, hint=hint, where=_WHERE)
 
     # (7) to (9)
     _check_now(statement, payload_digest, serials, audience, now_ms=now_ms, latest_ms=latest_ms)

@@ -181,7 +181,7 @@ def sign(
         common.say("approves an unlimited lifetime")
     told.say_grants(parsed)
     told.say_defaults(parsed)
-    trust_update_steps.warn_of_unlisted(door, agent=agent)
+    trust_update_steps.warn_of_refusals(door, (statement,), agent=agent)
     _warn_of_refusals(read, parsed, statement)
 
 

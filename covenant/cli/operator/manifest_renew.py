@@ -70,8 +70,8 @@ def renew(
         row = _planned(package, door, _typed(name, agent), lifetime_ms=lifetime_ms, now_ms=now_ms)
         if within_ms is None or row.ended_ms is None or row.ended_ms - now_ms < within_ms:
             rows.append(row)
-    if any(row.plan is not None for row in rows):
-        trust_update_steps.warn_of_unlisted(door, agent=agent)
+    if planned := [row.plan.statement for row in rows if row.plan is not None]:
+        trust_update_steps.warn_of_refusals(door, planned, agent=agent)
     # All are signed before one is written: a key that does not sign leaves every package as it was.
     signed = [None if row.plan is None else row.plan.signed_by(door) for row in rows]
     rows = [row if raw is None else _written(row, raw) for row, raw in zip(rows, signed, strict=True)]

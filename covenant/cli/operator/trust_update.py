@@ -232,7 +232,10 @@ def revoke(**options: Any) -> None:
             return made
         if kind == "agent":
             agent, at_most = given["agent"], given["serial_at_most"]
-            return change.revoke_serials(document, agent, at_most, now_ms=now_ms, reason=reason)
+            made = change.revoke_serials(document, agent, at_most, now_ms=now_ms, reason=reason)
+            if fix := made.document.revoked.retired(agent, now_ms=now_ms):
+                common.say(common.visible(f"note: no agent is `{agent}` again: {fix}"), err=True)
+            return made
         digest = _digest(given["manifest"]) if kind == "manifest" else _payload_digest(given["package"], held)
         return change.revoke_manifest(document, digest, now_ms=now_ms, reason=reason)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from covenant.keys.trust_root import Held, Outcome
     from policy.signing.proposal import Proposal, Side
     from policy.signing.root import OperatorKey, TrustRoot
+    from policy.signing.statement import Statement
     from sandbox.control.revocation import Enforced
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -245,10 +246,20 @@ def listed() -> tuple[OperatorKey, ...] | None:
         return None
 
 
-def warn_of_unlisted(door: Signer, *, agent: str | None) -> None:
-    """Say on stderr that runs on this host refuse a signature by the key, if its trust root does not list it."""
-    keys = listed()
-    if keys is None or any(one.key.keyid == door.key.keyid for one in keys):
+def warn_of_refusals(door: Signer, signed: Sequence[Statement], *, agent: str | None) -> None:
+    """Say on stderr where runs on this host refuse the statements: an unlisted key, or a revoked serial."""
+    try:
+        with opened() as held:
+            keys, revoked = held.root.keys, held.root.document.revoked
+    except errors.CovenantError:
+        return  # signing needs no trust root
+    for one in signed:
+        if fix := revoked.retired(one.agent_id, now_ms=one.serial):
+            common.say(
+                f"warning: the serial of agent `{common.visible(one.agent_id)}` is revoked on this host", err=True
+            )
+            common.say(f"  fix: {fix}", err=True)
+    if any(one.key.keyid == door.key.keyid for one in keys):
         return
     name = common.visible(door.name)
     common.say(f"warning: key `{name}` is not in the trust root of this host: runs here refuse its signature", err=True)

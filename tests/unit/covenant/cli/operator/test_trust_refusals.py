@@ -150,3 +150,26 @@ def test_each_fix_of_an_import_works(covenant_home: Path, tmp_path: Path, monkey
     monkeypatch.setenv("COVENANT_HOME", str(tmp_path / "behind"))
     done("trust", "import", tmp_path / "again")
     done("trust", "import", tmp_path / "3")
+
+
+def test_fix_of_a_revoked_package_works(covenant_home: Path, tmp_path: Path) -> None:
+    """A new signature, and for serials beyond the clock another id: until then no signature helps."""
+    done("keys", "new", "ann", "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    mine = tmp_path / "mine"
+    done("manifest", "new", mine)
+    done("manifest", "sign", mine, "--key", "ann")
+    revoke = ("trust", "revoke", "--reason", "leaks", "--sign-with", "ann", "--yes")
+    done(*revoke, "--package", mine)
+    command = refused("revoked", "manifest", "verify", mine).hint.partition(": ")[2].partition(", by")[0]
+    done(*shlex.split(command.replace("PACKAGE", str(mine)).replace("NAME", "ann"))[1:])
+    done("manifest", "verify", mine)
+    said = call(*revoke, "--agent", "mine", "--serial-at-most", "9007199254740991")
+    assert "note: no agent is `mine` again: serials of new signatures are below 9007199254740991 too" in said.stderr
+    said = call("manifest", "sign", mine, "--key", "ann", "--fresh")
+    assert " of agent `mine` is revoked on this host" in said.stderr
+    error = refused("revoked", "manifest", "verify", mine)
+    assert error.hint.endswith("give the agent another id in agent.toml, and sign it")
+    (mine / "agent.toml").write_text((mine / "agent.toml").read_text().replace('id = "mine"', 'id = "mine-2"'))
+    assert call("manifest", "sign", mine, "--key", "ann").stderr == ""
+    done("manifest", "verify", mine)
