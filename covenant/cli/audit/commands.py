@@ -14,7 +14,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 import click
@@ -93,7 +93,8 @@ def recent(
     first = first and any(log.name == "daemon" for log in logs)
     every = _MOST if wanted != show.Filter() else limit
     rows = show.once((row for log in logs for row in (_last_of_v1 if first else _last)(log, every)), _copied)
-    rows = [row for row in rows if _admitted(row, wanted) and (since_ms is None or show.moment(row) >= since_ms)]
+    runs = show.of_runs(map(_original, rows))
+    rows = [row for row in rows if _admitted(row, wanted, runs) and (since_ms is None or show.moment(row) >= since_ms)]
     rows = rows[-limit:]
     if not rows:
         _check_kinds(kinds)
@@ -266,15 +267,25 @@ def _line(row: dict[str, Any]) -> str:
     return common.visible(f"{_time(row.get('timestamp_ms'))} {row['origin']} {name} {shown}")
 
 
-def _admitted(row: dict[str, Any], wanted: show.Filter) -> bool:
-    """Whether a row is to be shown: by its own fields, or by those of the row that it is a copy of."""
+def _admitted(row: dict[str, Any], wanted: show.Filter, runs: Mapping[str, dict[str, Any]]) -> bool:
+    """Whether a row is to be shown: by its own fields, those of the row that it is a copy of, or those of its run."""
     kind = row.get("kind")
     original = _copied(kind) if isinstance(kind, dict) else None
     if original is None or wanted.admits(row):
-        return wanted.admits(row)
+        return wanted.admits(show.with_run(row, runs))
     # The daemon knows the intent of a row that names none.
     about = {name: kind.get(name) for name in ("run_id", "intent_id")} if isinstance(kind, dict) else {}
-    return wanted.admits({**row, "kind": {**about, **original["kind"]}})
+    return wanted.admits(show.with_run({**row, "kind": {**about, **original["kind"]}}, runs))
+
+
+def _original(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a row, or of the row that it is a copy of."""
+    kind = row.get("kind")
+    if not isinstance(kind, dict):
+        return {}
+    copied = _copied(kind)
+    fields: dict[str, Any] = kind if copied is None else copied["kind"]
+    return fields
 
 
 def _copied(fields: dict[str, Any]) -> dict[str, Any] | None:

@@ -222,6 +222,23 @@ def document(name: str, nodes: Mapping[str, Node], seen: frozenset[str] = frozen
     }
 
 
+def of_runs(fields: Iterable[Row]) -> dict[str, Row]:
+    """Return the agent and the intent of each run, by the row of its start. ``fields`` are the kinds of rows."""
+    return {
+        one[_RUN]: {name: one[name] for name in ("agent_id", _INTENT) if isinstance(one.get(name), str)}
+        for one in fields
+        if one.get("type") == "run_started" and isinstance(one.get(_RUN), str)
+    }
+
+
+def with_run(row: Row, runs: Mapping[str, Row]) -> Row:
+    """Return a row with the agent and the intent of its run, where it names none itself."""
+    kind = row.get("kind")
+    if not isinstance(kind, dict) or not isinstance(kind.get(_RUN), str):
+        return row
+    return {**row, "kind": {**runs.get(kind[_RUN], {}), **{k: v for k, v in kind.items() if v is not None}}}
+
+
 @dataclass(frozen=True, slots=True)
 class Filter:
     """The rows to show; None or empty for all."""

@@ -22,6 +22,12 @@ from sandbox.audit.log import Ledger, Record
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 
+STARTED = {
+    "package": "/srv/p", "policy_digest": None, "payload_digest": None, "backend": "linux-gvisor", "signers": [],
+    "not_enforced": [], "deadline_ms": 1, "deadline_clock": "ttl", "parent": None, "behalf_display": None,
+    "behalf_pubkey": None,
+}  # fmt: skip
+
 
 def fill(base: Path, count: int, reason: str = "x", at: int = 0) -> None:
     base.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -487,3 +493,24 @@ def test_unreadable_record_is_not_left_out_without_a_word(covenant_home: Path) -
     said = call("recent", "--json")
     assert json.loads(said.stdout)["events"] == []
     assert "records that cannot be read are left out too; covenant audit verify" in said.stderr
+
+
+def test_filters_take_rows_of_a_run_that_name_it_alone(covenant_home: Path) -> None:
+    """A row of a self-test or a denial names its run; the row of its start names the agent and the intent."""
+    base = covenant_home / "supervisor"
+    base.mkdir(mode=0o700, parents=True)
+    with Ledger.open(base / "audit", head=base / "audit-head" / "head.json") as log:
+        for at, (run, intent) in enumerate((("11112222", "aaaabbbb"), ("33334444", "ccccdddd"))):
+            about = {"run_id": run, "operator": "ann"}
+            start = {**STARTED, **about, "agent_id": f"agent-{at}", "intent_id": intent}
+            log.append("run_started", start, issuer=ISSUER, now_ms=1_700_000_000_000 + at)
+            tried = {**about, "name": "canaries", "passed": True, "detail": run}
+            log.append("self_test", tried, issuer=ISSUER, now_ms=1_700_000_000_010 + at)
+
+    def tried_in(*words: str) -> list[str]:
+        return [row["kind"]["detail"] for row in document("recent", "--kind", "self_test", *words)["events"]]
+
+    assert tried_in() == ["11112222", "33334444"]
+    assert tried_in("--intent", "aaaa") == ["11112222"]
+    assert tried_in("--agent", "agent-1") == ["33334444"]
+    assert tried_in("--intent", "aaaa", "--agent", "agent-1") == tried_in("--intent", "eeee") == []
