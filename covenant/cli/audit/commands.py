@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import datetime
 import json
-import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -33,19 +32,6 @@ _MOST = 1_000_000
 _OURS_LEFT_OUT = "rows of kinds that version 1 has not are left out; `--extended` shows them"
 # So much of the id of a log's key is shown beside a row that was copied from it.
 _ORIGIN_SHOWN = 12
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    return value if math.isfinite(value) else _no_number(text)
-
-
-# What it takes can be printed again as JSON: no NaN, and no number that becomes infinite.
-_NUMBERS_ONLY = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
 
 
 @click.group()
@@ -92,7 +78,7 @@ def recent(
     logs = read_logs.read_logs()
     first = first and any(log.name == "daemon" for log in logs)
     every = _MOST if wanted != show.Filter() else limit
-    rows = show.once((row for log in logs for row in (_last_of_v1 if first else _last)(log, every)), _copied)
+    rows = show.once((row for log in logs for row in (_last_of_v1 if first else _last)(log, every)), read_logs.copied)
     runs = show.of_runs(map(_original, rows))
     rows = [row for row in rows if _admitted(row, wanted, runs) and (since_ms is None or show.moment(row) >= since_ms)]
     rows = rows[-limit:]
@@ -123,7 +109,9 @@ def show_(named: str, as_json: bool) -> None:
     with a summary. The beginning of an id is enough.
     """
     logs = read_logs.read_logs()
-    root, nodes = show.tree(show.once((row for log in logs for row in _last(log, _MOST)), _copied, unwrap=True), named)
+    root, nodes = show.tree(
+        show.once((row for log in logs for row in _last(log, _MOST)), read_logs.copied, unwrap=True), named
+    )
     if as_json:
         common.emit({"kind": "audit_tree", "tree": show.document(root, nodes)})
         return
@@ -233,7 +221,7 @@ def _last(log: read_logs.LogBytes, limit: int) -> Iterable[dict[str, Any]]:
     complete = lines[:-1] if len(lines) <= limit + 1 else lines[1:-1]
     for line in complete[-limit:]:
         try:
-            event = _NUMBERS_ONLY.decode(line.decode())
+            event = read_logs.NUMBERS_ONLY.decode(line.decode())
         except (ValueError, RecursionError):
             event = None
         if isinstance(event, dict):
@@ -258,7 +246,7 @@ def _line(row: dict[str, Any]) -> str:
         return common.visible(f"{row['origin']} unreadable record: {row['unreadable']}")
     kind = row.get("kind")
     fields = dict(kind) if isinstance(kind, dict) else {"kind": kind}
-    copied = _copied(fields)
+    copied = read_logs.copied(fields)
     if copied is not None:
         where = f"supervisor:{str(fields.get('origin'))[:_ORIGIN_SHOWN]}#{fields.get('index')}"
         return _line({**copied, "origin": f"{row['origin']} (from {where})"})
@@ -270,7 +258,7 @@ def _line(row: dict[str, Any]) -> str:
 def _admitted(row: dict[str, Any], wanted: show.Filter, runs: Mapping[str, dict[str, Any]]) -> bool:
     """Whether a row is to be shown: by its own fields, those of the row that it is a copy of, or those of its run."""
     kind = row.get("kind")
-    original = _copied(kind) if isinstance(kind, dict) else None
+    original = read_logs.copied(kind) if isinstance(kind, dict) else None
     if original is None or wanted.admits(row):
         return wanted.admits(show.with_run(row, runs))
     # The daemon knows the intent of a row that names none.
@@ -283,22 +271,9 @@ def _original(row: dict[str, Any]) -> dict[str, Any]:
     kind = row.get("kind")
     if not isinstance(kind, dict):
         return {}
-    copied = _copied(kind)
+    copied = read_logs.copied(kind)
     fields: dict[str, Any] = kind if copied is None else copied["kind"]
     return fields
-
-
-def _copied(fields: dict[str, Any]) -> dict[str, Any] | None:
-    """The row of the supervisor's log that a row of the daemon's is a copy of; None of any other, and of one whose line
-    was too long to be copied or holds another copy, which none of ours does."""
-    if fields.get("type") != "supervisor_row" or not isinstance(fields.get("line"), str):
-        return None
-    try:
-        row = _NUMBERS_ONLY.decode(fields["line"])
-    except (ValueError, RecursionError):
-        return None
-    kind = row.get("kind") if isinstance(row, dict) else None
-    return row if isinstance(kind, dict) and kind.get("type") != "supervisor_row" else None
 
 
 def _value(value: Any) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
+import math
 import os
 import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from covenant.cli import common
 from policy import errors
@@ -23,6 +25,19 @@ _LOCK_SECONDS = 10.0
 _TRIES = 10
 _TOGETHER = "put back the newest copies of audit and audit-head together, or keep both as evidence"
 _NAMES = ("events.jsonl", "events.chain.jsonl")
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
+
+
+# What it takes can be printed again as JSON: no NaN, and no number that becomes infinite.
+NUMBERS_ONLY = json.JSONDecoder(parse_float=_finite, parse_constant=_no_number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +96,19 @@ def read_log(name: str) -> LogBytes:
     if log is None:
         raise errors.LedgerError(f"the {name} has no log here", hint="set COVENANT_HOME")
     return log
+
+
+def copied(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """The row of the supervisor's log that a row of the daemon's is a copy of; None of any other, and of one whose line
+    was too long to be copied or holds another copy, which none of ours does."""
+    if fields.get("type") != "supervisor_row" or not isinstance(fields.get("line"), str):
+        return None
+    try:
+        row = NUMBERS_ONLY.decode(fields["line"])
+    except (ValueError, RecursionError):
+        return None
+    kind = row.get("kind") if isinstance(row, dict) else None
+    return row if isinstance(kind, dict) and kind.get("type") != "supervisor_row" else None
 
 
 def places() -> list[tuple[str, Path]]:

@@ -1,6 +1,7 @@
 """``covenant denials``: list an agent's denials in a run, and the line of agent.toml that would allow each.
 
-It reads the supervisor's audit log, and no data of the agent. ``audit verify`` checks that log.
+It reads the supervisor's audit log, or the daemon's copies of its rows, and no data of the agent. ``audit verify``
+checks that log.
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ def _latest(agent_id: str) -> DenialSummary:
     Raises:
         errors.UsageError: the log has none.
     """
-    runs = [event["run_id"] for event in _events(b'"run_started"') if event.get("agent_id") == agent_id]
+    runs = [event["run_id"] for event in _started() if event.get("agent_id") == agent_id]
     if not runs:
         raise errors.UsageError(f"no run of `{agent_id}` is in the log", hint="`covenant audit recent` shows what is")
     return _collect(str(runs[-1]))
@@ -235,7 +236,7 @@ def _named(text: str) -> DenialSummary:
     Raises:
         errors.UsageError: none does, or several do.
     """
-    found = {str(event["run_id"]) for event in _events(b'"run_started"') if str(event["run_id"]).startswith(text)}
+    found = {str(event["run_id"]) for event in _started() if str(event["run_id"]).startswith(text)}
     if len(found) != 1 or not text:
         what = "no run has" if not found or not text else f"{len(found)} runs have"
         hint = "name a package's directory, or a run as the log has it (`covenant audit recent`)"
@@ -259,19 +260,28 @@ def _collect(run_id: str) -> DenialSummary:
     return told
 
 
+def _started() -> Iterator[dict[str, Any]]:
+    # In a copy its quotation marks are escaped.
+    return (event for event in _events(b"run_started") if event.get("type") == "run_started" and "run_id" in event)
+
+
 def _events(containing: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the kind objects of the supervisor's log, oldest first, from lines with these bytes; invalid lines are
-    skipped."""
+    """Yield the kind objects of the supervisor's rows, oldest first, from lines with these bytes; invalid lines are
+    skipped. Without the supervisor's log, which is root's, these are the daemon's copies of its rows."""
     from covenant.cli.audit import read_logs
 
-    for log in read_logs.read_logs():
-        if log.name != "supervisor":
+    logs = {log.name: log for log in read_logs.read_logs()}
+    is_copy = "supervisor" not in logs
+    for line in logs["daemon" if is_copy else "supervisor"].events.split(b"\n"):
+        if containing not in line:
             continue
-        for line in log.events.split(b"\n"):
-            if containing in line:
-                try:
-                    event = json.loads(line)
-                except (ValueError, RecursionError):
-                    continue
-                if isinstance(event, dict) and isinstance(event.get("kind"), dict):
-                    yield event["kind"]
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        kind = event.get("kind") if isinstance(event, dict) else None
+        if isinstance(kind, dict) and is_copy:
+            original = read_logs.copied(kind)
+            kind = None if original is None else original["kind"]
+        if isinstance(kind, dict):
+            yield kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,20 @@ def test_what_run_says_is_short_and_leaves_libcs_attempts_out(capsys: pytest.Cap
 
 def test_no_log_and_no_run_of_agent(covenant_home: Path) -> None:
     cli_kit.refused("ledger", "denials", "1234")
+
+
+def test_copies_of_the_daemon_are_read(log: Log, covenant_home: Path) -> None:
+    """For an operator who is not root: the supervisor's log is root's, the daemon's has the rows of its intents."""
+    log.run(FIRST, "one", Row(NAME, 2))
+    log.run(SECOND, "two")
+    lines = (covenant_home / "supervisor/audit/events.jsonl").read_bytes().splitlines()
+    shutil.rmtree(covenant_home / "supervisor")
+    with Ledger.open(covenant_home / "audit", head=covenant_home / "audit-head" / "head.json") as ours:
+        for index, line in enumerate(lines):
+            about = {"intent_id": "i", "run_id": FIRST, "origin": "ab" * 32, "index": index, "event_id": f"e{index}"}
+            hashes = {"event_hash_hex": "1" * 64, "chain_hash_hex": "2" * 64, "row_type": "denied"}
+            copy = {**about, **hashes, "line": line.decode()}
+            ours.append("supervisor_row", copy, issuer=ISSUER, now_ms=1_700_000_000_000)
+    (one,) = cli_kit.document("denials", FIRST[:8])["denials"]
+    assert (one["denial"], one["count"]) == (NAME.id, 2)
+    assert "nothing was refused" in cli_kit.done("denials", SECOND)
