@@ -7,7 +7,7 @@ never discarded silently.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -107,37 +107,51 @@ def plan(
     if not others:
         return _new(new, "replaced", "this key alone had signed the one before")
 
-    # (4) Signed already, by no known key, or different terms. Only a signature that verifies counts as this key's: a
-    # false one under our key id blocks no signing.
+    # (4) an addition
+    theirs = None
+    if known is not None:
+        theirs = _known(envelope, [k for k in known if k.key != key and _may_sign(k, manifest, now_ms)])
+    _check_addition(envelope, key, others=len(others), theirs=theirs, differs=_differences(old, new, wanted, now_ms))
+
+    # (5) the same bytes
+    beside = f"{len(others)} others, whom no trust root here could tell" if theirs is None else " and ".join(theirs)
+    return SignaturePlan(old, envelope, "added", f"beside {beside}, over the same statement")
+
+
+def _check_addition(
+    envelope: envelopes.Envelope,
+    key: envelopes.PublicKey,
+    *,
+    others: int,
+    theirs: Sequence[str] | None,
+    differs: Sequence[str],
+) -> None:
+    """Refuse to add a signature by ``key`` beside those of ``others``.
+
+    ``theirs`` are the known keys that signed, None without a trust root; ``differs`` names the terms that differ.
+    """
+    # Only a signature that verifies counts as this key's: a false one under our key id blocks no signing.
     if envelopes.signers(envelope, [key]):
         raise errors.SignatureError(
-            f"this key and {len(others)} more have signed the package already",
+            f"this key and {others} more have signed the package already",
             hint="nothing is missing from this key; --fresh makes a new statement without the others",
             where=packages.ENVELOPE_NAME,
         )
     # A key id is no signature: without a valid one, the serial and the dates could be an attacker's.
-    theirs = None
-    if known is not None:
-        theirs = _known(envelope, [k for k in known if k.key != key and _may_sign(k, manifest, now_ms)])
     if theirs is not None and not theirs:
         raise errors.SignatureError(
             "the statement that is there was signed by no other key of the trust root that may sign it",
             hint="--fresh makes a new one; or import the trust root that lists who signed it",
             where=packages.ENVELOPE_NAME,
         )
-    differs = _differences(old, new, wanted, now_ms)
     if differs:
         raise errors.SignatureError(
-            f"the statement that {len(others)} others signed says something else: {', '.join(differs)}",
+            f"the statement that {others} others signed says something else: {', '.join(differs)}",
             hint="ask for the same to add a signature, or --fresh for a statement without the others' signatures",
             where=packages.ENVELOPE_NAME,
         )
-    if len(others) >= envelopes.MAX_SIGNATURES:
-        raise errors.SignatureError(f"the envelope holds {len(others)} signatures already", hint="sign with --fresh")
-
-    # (5) the same bytes
-    beside = f"{len(others)} others, whom no trust root here could tell" if theirs is None else " and ".join(theirs)
-    return SignaturePlan(old, envelope, "added", f"beside {beside}, over the same statement")
+    if others >= envelopes.MAX_SIGNATURES:
+        raise errors.SignatureError(f"the envelope holds {others} signatures already", hint="sign with --fresh")
 
 
 def renewal(
