@@ -22,7 +22,7 @@ from sandbox.audit.log import Ledger, Record
 
 ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 
-STARTED = {
+STARTED: dict[str, Any] = {
     "package": "/srv/p", "policy_digest": None, "payload_digest": None, "backend": "linux-gvisor", "signers": [],
     "not_enforced": [], "deadline_ms": 1, "deadline_clock": "ttl", "parent": None, "behalf_display": None,
     "behalf_pubkey": None,
