@@ -81,7 +81,7 @@ def _opened(path: Path) -> int:
         symlink = e.errno in {errno.ELOOP, errno.ENOTDIR} and path.is_symlink()
         reason = "it is a symlink" if symlink else e.strerror
         hint = f"have uid {os.geteuid()} read it"
-        if e.errno == errno.ENOTDIR:
+        if e.errno in {errno.ENOTDIR, errno.ENOENT}:
             hint = "give the directory that contains agent.toml"
         if symlink:
             hint = "give the directory that it leads to"

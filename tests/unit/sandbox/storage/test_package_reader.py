@@ -241,3 +241,12 @@ def test_file_that_ends_early_is_refused(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(os, "read", lambda fd, size: b"")
     with pytest.raises(errors.PackageError, match="changed while it was read"):
         package_reader.read(folder)
+
+
+@pytest.mark.parametrize("name", ["nothing", "main.py"])
+def test_place_without_directory_has_the_fix(folder: Path, name: str) -> None:
+    """Not that a uid may not read it: there is no directory."""
+    with pytest.raises(errors.PackageError) as caught:
+        package_reader.read(folder / name)
+    assert caught.value.hint == "give the directory that contains agent.toml"
+    package_reader.read(folder)
