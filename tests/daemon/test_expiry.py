@@ -13,7 +13,7 @@ from covenant.adapters.http import metrics
 from covenant.cli.run import doctor
 from covenant.handlers import expiry as expiries
 from policy.signing import expiry
-from tests import cli_daemon_kit, server_kit, signing_kit
+from tests import cli_daemon_kit, prometheus_text, server_kit, signing_kit
 from tests.cli_kit import call, document, done
 
 DAY = 86_400_000
@@ -85,7 +85,13 @@ def test_ends_are_in_metrics_and_doctor(home: Path) -> None:
         assert token in one.portal.call(metrics.text, one.server, operator)
         assert "covenant_clock_behind_seconds 0.0" in text
         guest = server_kit.caller(one.server.identity.agent)
-        assert "expiry" not in one.portal.call(metrics.text, one.server, guest)
+        # A peer, such as Prometheus, sees the first end of each kind, and no name.
+        told = prometheus_text.parse(one.portal.call(metrics.text, one.server, guest))
+        assert told["covenant_expiry_timestamp_seconds"].keys() == {
+            f'name="",what="{what}"' for what in ("envelope", "grant", "token")
+        }
+        assert told["covenant_expiry_timestamp_seconds"]['name="",what="token"'] == soon / 1000
+        assert told["covenant_clock_behind_seconds"] == {"": 0}
         (check,) = [row for row in doctor.of_the_home() if row.name == "daemon's expiry"]
         assert check.status == "degraded"
         assert "envelope `soon` expires in 4 days" in check.found

@@ -1,8 +1,8 @@
 """The daemon's metrics in the text format of Prometheus.
 
-They contain only numbers, kinds of requests, error codes and, for the operator, keys of agents: no text, no path, no
-token. The number of series is limited, as in ``sandbox.control.metrics``, which has the numbers of the supervisor's
-runs.
+They contain only numbers, kinds of requests, error codes and, for the operator, keys of agents and names of what ends:
+no text, no path, no token. The number of series is limited, as in ``sandbox.control.metrics``, which has the numbers of
+the supervisor's runs.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Seconds = Iterable[tuple[Mapping[str, str], prometheus.Histogram]]
 
 
 async def text(server: Server, caller: Caller) -> str:
-    """Return all metrics for one scrape; callers other than the operator get only totals over all agents."""
+    """Return all metrics for one scrape; callers other than the operator get no key and no name."""
     process = await anyio.to_thread.run_sync(_process)
     rows = [({"tier": tier}, count) for tier, count in (await server.memory.counts()).items()]
     families: list[tuple[str, str, str, Samples]] = [
         *_requests(server),
         *_stores(server),
         _credits(server, by_agent=caller.operator),
-        *(await _expiries(server) if caller.operator else ()),
+        *await _expiries(server, by_name=caller.operator),
         ("covenant_memory_rows", "gauge", "Records of memory.", rows),
         *process,
     ]
@@ -90,12 +90,19 @@ def _credits(server: Server, *, by_agent: bool) -> tuple[str, str, str, Samples]
     return "covenant_budget_credits", "gauge", "Credits that an agent has left.", shown
 
 
-async def _expiries(server: Server) -> list[tuple[str, str, str, Samples]]:
-    ends = [({"what": one.what, "name": one.name}, one.expires_at_ms / 1000) for one in await expiry.found(server)]
-    about = "When an envelope, a grant or a token ends, as a Unix time; the first to end."
+async def _expiries(server: Server, *, by_name: bool) -> list[tuple[str, str, str, Samples]]:
+    found = await expiry.found(server)
+    if by_name:
+        ends = [({"what": one.what, "name": one.name}, one.expires_at_ms / 1000) for one in found[:MAX_AGENTS]]
+        about = "When an envelope, a grant or a token ends, as a Unix time; the first to end."
+    else:
+        # The last that is written for a kind is the first to end.
+        first = {one.what: one.expires_at_ms / 1000 for one in reversed(found)}
+        ends = [({"what": what, "name": ""}, moment) for what, moment in sorted(first.items())]
+        about = "When the first envelope, grant or token ends, as a Unix time."
     behind: Samples = [({}, server.clock.behind_ms / 1000)]
     return [
-        ("covenant_expiry_timestamp_seconds", "gauge", about, ends[:MAX_AGENTS]),
+        ("covenant_expiry_timestamp_seconds", "gauge", about, ends),
         ("covenant_clock_behind_seconds", "gauge", "How far the clock is behind its latest time.", behind),
     ]
 
