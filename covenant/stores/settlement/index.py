@@ -20,6 +20,8 @@ from covenant.wire import types
 from policy import errors
 
 VERSION: Final = 1
+# Raised where a database is damaged. Not only SQLite's: Python decodes its texts, also those of error messages.
+DAMAGED: Final = (sqlite3.Error, ValueError, TypeError, OverflowError)
 # SQLite's integers have a sign; no clock gets there.
 _MOST: Final = 2**63 - 1
 # The log of writes is cut to this size when it begins anew: an index that was just made leaves a long one.
@@ -41,7 +43,8 @@ _TABLES: Final = (
 # Made after the rows: sorting them once costs half of keeping them sorted, and no more memory.
 _INDEXES: Final = (
     "CREATE UNIQUE INDEX receipts_by_id ON receipts (id)",
-    "CREATE INDEX receipts_by_batch ON receipts (batch)",
+    # With the time, only for the integrity check: it compares the columns of an index with those of the table.
+    "CREATE INDEX receipts_by_batch ON receipts (batch, place, settled_at)",
 )
 _ROW: Final = "SELECT place, id, offset, length, batch FROM receipts"
 _BATCH: Final = "SELECT batch_id, (SELECT count(*) FROM receipts WHERE batch = number) FROM batches"
@@ -75,7 +78,7 @@ def stamp(fd: int) -> str:
 class Index:
     """An open index. Make it with ``opened`` or ``made``.
 
-    Methods raise ``sqlite3.Error`` when the database cannot be used; the caller then drops the index.
+    Methods raise one of ``DAMAGED`` when the database cannot be used; the caller then drops the index.
     """
 
     def __init__(self, path: Path | None, file: Path) -> None:
@@ -96,9 +99,9 @@ class Index:
             if not _is_private(path):
                 return None
             index = cls(path, file)
-        except (OSError, sqlite3.Error):
+        except (OSError, *DAMAGED):
             return None
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(*DAMAGED):
             if index._fits(fits, crc_to):
                 return index
         index.close()
@@ -162,12 +165,16 @@ class Index:
             )
 
     def by_id(self, receipt_id: str) -> Position | None:
-        """Return the row of a receipt."""
+        """Return the row of a receipt. No line has an id with lone surrogates, which SQLite takes for no text."""
+        try:
+            receipt_id.encode()
+        except UnicodeEncodeError:
+            return None
         return next(self._rows("WHERE id = ?", receipt_id), None)
 
     def newest(self, before: int | None, since_ms: int | None, limit: int) -> list[Position]:
         """Return rows before a place, the last ones of the file first, settled at ``since_ms`` or later."""
-        bounds = (_MOST if before is None else before, min(since_ms or 0, _MOST), limit)
+        bounds = (_MOST if before is None else before, max(0, min(since_ms or 0, _MOST)), limit)
         return list(self._rows("WHERE place < ? AND settled_at >= ? ORDER BY place DESC LIMIT ?", *bounds))
 
     def open_after(self, place: int, limit: int) -> list[Position]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from covenant.stores.settlement import rows
-from covenant.stores.settlement.index import Index, Placed, Position, remove, stamp
+from covenant.stores.settlement.index import DAMAGED, Index, Placed, Position, remove, stamp
 from policy import errors
 
 _LOG: Final = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class IndexedFile:
             if self._index is not None:
                 try:
                     self._take_in(self._index, changes if is_other else None)
-                except (sqlite3.Error, OSError, errors.StoreError, _Unfit) as e:
+                except (*DAMAGED, OSError, errors.StoreError, _Unfit) as e:
                     # The write is durable all the same. The next question makes the index again.
                     self._drop(e)
             if is_opening:
@@ -93,11 +93,11 @@ class IndexedFile:
         with self._lock:
             try:
                 return question(self._fitting())
-            except (sqlite3.Error, OSError, _Unfit) as e:
+            except (*DAMAGED, OSError, _Unfit) as e:
                 self._drop(e)
             try:
                 return question(self._fitting())
-            except (sqlite3.Error, OSError, _Unfit) as e:
+            except (*DAMAGED, OSError, _Unfit) as e:
                 self._drop(e)
                 raise errors.StoreError(f"the receipts cannot be read: {e}", where=str(self._path)) from e
 

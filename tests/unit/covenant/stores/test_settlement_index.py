@@ -468,3 +468,30 @@ async def test_receipt_of_cancelled_appender_is_there_or_not(path: Path) -> None
         assert sorted(one.id for one in await receipts.recent(99)) == sorted(f"r{n}" for n in range(20))
         assert len(path.read_bytes().splitlines()) == 20
         assert len(there) <= 20
+
+
+async def test_damaged_name_in_schema_makes_index_again(path: Path) -> None:
+    """Python cannot decode SQLite's message about it, which is no error of SQLite."""
+    batch = await fill(path)
+    beside = path.with_name("index.db")
+    raw = beside.read_bytes()
+    at = raw.index(b"tablereceiptsreceipts") + len("table")
+    beside.write_bytes(raw[:at] + b"\xce" + raw[at + 1 :])
+    with contextlib.closing(sqlite3.connect(beside)) as db, pytest.raises(UnicodeDecodeError):
+        db.execute("SELECT 1 FROM fits")
+    await check(path, batch)
+
+
+@pytest.mark.parametrize("column", ["settled_at", "batch"])
+async def test_damaged_column_makes_index_again(path: Path, column: str) -> None:
+    batch = await fill(path)
+    with contextlib.closing(sqlite3.connect(path.with_name("index.db"), isolation_level=None)) as db:
+        # The table alone is changed: for that moment the index of SQLite is one of another table.
+        db.execute("PRAGMA writable_schema = ON")
+        kept = db.execute("SELECT * FROM sqlite_schema WHERE name = 'receipts_by_batch'").fetchone()
+        db.execute("DELETE FROM sqlite_schema WHERE name = 'receipts_by_batch'")
+        db.execute("PRAGMA writable_schema = RESET")
+        db.execute(f"UPDATE receipts SET {column} = {column} - 1 WHERE place IN (3, 6)")
+        db.execute("PRAGMA writable_schema = ON")
+        db.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", kept)
+    await check(path, batch)
