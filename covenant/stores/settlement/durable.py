@@ -28,6 +28,8 @@ from sandbox.storage import atomic_file
 # How many receipts are read at a time. Between two pages other threads get their turn.
 _PAGE: Final = 256
 _FEW: Final = 16
+# How many threads of this store may wait for the index, which is used by one at a time.
+_THREADS: Final = 16
 
 T = TypeVar("T")
 
@@ -47,6 +49,8 @@ class DurableReceipts:
         self._path = path
         # The ids that are being appended. A second append of one waits, and then finds it.
         self._appending: dict[str, anyio.Event] = {}
+        # Separate from the shared threads: while the index is made again or the disk hangs, all these may wait.
+        self._threads = anyio.CapacityLimiter(_THREADS)
         # Changes of present receipts take turns; appends do not wait for them.
         self._changing = anyio.Lock()
         self.flushing = anyio.Lock()
@@ -83,7 +87,7 @@ class DurableReceipts:
 
     async def get(self, receipt_id: str) -> types.SettlementReceipt | None:
         """As ``interface.Receipts.get``."""
-        found = await _in_thread(lambda: self._by_id(receipt_id))
+        found = await self._in_thread(lambda: self._by_id(receipt_id))
         return None if found is None else found.receipt
 
     async def recent(
@@ -94,7 +98,11 @@ class DurableReceipts:
         def page(index: Index, *, last: Placed | None, size: int) -> Sequence[Position]:
             return index.newest(None if last is None else last.row.place, since_ms, size)
 
-        return await _in_thread(lambda: self._chosen(page, limit, keep))
+        def admits(one: types.SettlementReceipt) -> bool:
+            # The index has no times from 2**63 on.
+            return (since_ms is None or one.settled_at >= since_ms) and keep(one)
+
+        return await self._in_thread(lambda: self._chosen(page, limit, admits))
 
     async def unsettled(
         self, limit: int, *, keep: interface.Keep = interface.every
@@ -104,19 +112,19 @@ class DurableReceipts:
         def page(index: Index, *, last: Placed | None, size: int) -> Sequence[Position]:
             return index.open_after(0 if last is None else last.row.place, size)
 
-        return await _in_thread(lambda: self._chosen(page, limit, keep))
+        return await self._in_thread(lambda: self._chosen(page, limit, keep))
 
     async def mark_batch(self, receipt_ids: Sequence[str]) -> interface.Batch:
         """As ``interface.Receipts.mark_batch``."""
         async with self._changing:
-            batch, changes = await _in_thread(lambda: self._batch_of(receipt_ids))
+            batch, changes = await self._in_thread(lambda: self._batch_of(receipt_ids))
             await self._change(changes)
             return batch
 
     async def mark_batch_confirmed(self, batch_id: str, anchor: interface.Anchor) -> int:
         """As ``interface.Receipts.mark_batch_confirmed``."""
         async with self._changing:
-            placed = await _in_thread(lambda: list(self._of_batch(batch_id)))
+            placed = await self._in_thread(lambda: list(self._of_batch(batch_id)))
             if not placed:
                 raise errors.ReceiptError(f"there is no batch `{batch_id}`")
             there = _batch_at(placed[0].receipt, len(placed)).tx_sig
@@ -131,15 +139,15 @@ class DurableReceipts:
 
     async def batches(self, limit: int) -> Sequence[interface.Batch]:
         """As ``interface.Receipts.batches``."""
-        return await _in_thread(lambda: self._batches(lambda index: index.batches(_natural(limit))))
+        return await self._in_thread(lambda: self._batches(lambda index: index.batches(_natural(limit))))
 
     async def unconfirmed(self, limit: int) -> Sequence[interface.Batch]:
         """As ``interface.Receipts.unconfirmed``."""
-        return await _in_thread(lambda: self._batches(lambda index: index.unconfirmed(_natural(limit))))
+        return await self._in_thread(lambda: self._batches(lambda index: index.unconfirmed(_natural(limit))))
 
     async def prove(self, receipt_id: str) -> receipt_tree.ReceiptProof | None:
         """As ``interface.Receipts.prove``."""
-        return await _in_thread(lambda: self._prove(receipt_id))
+        return await self._in_thread(lambda: self._prove(receipt_id))
 
     def copy_path(self, now_ms: int) -> str | None:
         """As ``interface.Receipts.copy_path``."""
@@ -148,7 +156,7 @@ class DurableReceipts:
     async def revise(self, receipts: Sequence[types.SettlementReceipt], *, now_ms: int) -> None:
         """As ``interface.Receipts.revise``."""
         async with self._changing:
-            placed = await _in_thread(lambda: [self._by_id(one.id) for one in receipts])
+            placed = await self._in_thread(lambda: [self._by_id(one.id) for one in receipts])
             changes = []
             for old, one in zip(placed, receipts, strict=True):
                 if old is None or old.row.batch is not None or one.batch_id is not None:
@@ -159,10 +167,10 @@ class DurableReceipts:
     async def close(self) -> None:
         """As ``interface.Receipts.close``."""
         await self._journal.close()
-        await _in_thread(self._file.close)
+        await self._in_thread(self._file.close)
 
     async def _append(self, receipt: types.SettlementReceipt) -> None:
-        found = await _in_thread(lambda: self._by_id(receipt.id))
+        found = await self._in_thread(lambda: self._by_id(receipt.id))
         if found is not None:
             if interface.leaf(found.receipt) != interface.leaf(receipt):
                 raise errors.ReceiptError(f"another receipt has the id `{receipt.id}`")
@@ -171,13 +179,13 @@ class DurableReceipts:
             raise errors.ReceiptError(f"receipt `{receipt.id}` is new and says that it is in a batch")
         # Shielded: the line may be written even if the caller is cancelled, and its id stays reserved until then.
         with anyio.CancelScope(shield=True):
-            await self._journal.append(rows.line(receipt))
+            await self._journal.append(_line(receipt))
 
     async def _change(
         self, changed: Sequence[tuple[Placed, types.SettlementReceipt]], *, copy: str | None = None
     ) -> None:
         """Replace lines durably, after making the copy that is asked for."""
-        last = {old.row.place: Placed(old.row, rows.line(new), new) for old, new in changed}
+        last = {old.row.place: Placed(old.row, _line(new), new) for old, new in changed}
         changes = [last[place] for place in sorted(last)]
         old_lines = {old.row.offset: old.line for old, _ in changed}
 
@@ -200,6 +208,9 @@ class DurableReceipts:
             offset += len(line) + 1
         if new:
             raise errors.StoreError("somebody else changed the file", where=str(self._path))
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await anyio.to_thread.run_sync(work, limiter=self._threads)
 
     # --- in worker threads --------------------------------------------------------------------------------
 
@@ -270,8 +281,18 @@ class DurableReceipts:
         return proof
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    return await anyio.to_thread.run_sync(work)
+def _line(receipt: types.SettlementReceipt) -> bytes:
+    """Return the line of a receipt. A changed copy of a receipt was not validated: the line is read back.
+
+    Raises:
+        errors.ReceiptError: the line would be no receipt, and with it the file could not be opened again.
+    """
+    try:
+        line = rows.line(receipt)
+        rows.read(line, receipt.id)
+    except (errors.StoreError, ValueError) as e:
+        raise errors.ReceiptError(f"receipt `{receipt.id}` has a value that no receipt can have") from e
+    return line
 
 
 def _natural(limit: int) -> int:

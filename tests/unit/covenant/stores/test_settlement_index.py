@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import resource
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from covenant.stores.settlement import durable, index, interface, rows
@@ -495,3 +497,50 @@ async def test_damaged_column_makes_index_again(path: Path, column: str) -> None
         db.execute("PRAGMA writable_schema = ON")
         db.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", kept)
     await check(path, batch)
+
+
+async def test_waiting_for_index_leaves_threads_to_others(path: Path) -> None:
+    """While the index is made again or its disk hangs, all readers wait; the daemon's other work goes on."""
+    async with opened(path) as receipts:
+        await receipts.append(receipt(1))
+        async with anyio.create_task_group() as group:
+            with receipts._file._lock:
+                for _ in range(60):
+                    group.start_soon(receipts.get, "r1")
+                await anyio.wait_all_tasks_blocked()
+                with anyio.fail_after(30):
+                    assert await anyio.to_thread.run_sync(int, abandon_on_cancel=True) == 0
+
+
+async def test_value_that_no_receipt_has_is_refused(path: Path) -> None:
+    """The file could not be opened with it. A chain is another program, and a changed copy is not validated."""
+    batch = await fill(path)
+    async with opened(path) as receipts:
+        for wrong in ({"slot": -1}, {"slot": 2**64}, {"confirmed_at": -1}, {"cluster": "\ud800"}):
+            with pytest.raises(errors.ReceiptError, match="a value that no receipt can have"):
+                await receipts.mark_batch_confirmed(batch.batch_id, dataclasses.replace(ANCHOR, **wrong))
+        with pytest.raises(errors.ReceiptError, match="a value that no receipt can have"):
+            await receipts.append(receipt(9).model_copy(update={"settled_at": -1}))
+    await check(path, batch)
+
+
+async def test_odd_ids_and_times_are_found(path: Path) -> None:
+    ids = ["a", "a\0b", "a\0c", "", "\ufeff", "e\u0301", "\u00e9", "x" * (1 << 20)]
+    times = [0, 2**63 - 1, 2**63, 2**64 - 1]
+    made = [receipt(1).model_copy(update={"id": one}) for one in ids]
+    made += [receipt(1, settled_at=moment).model_copy(update={"id": str(moment)}) for moment in times]
+    async with opened(path) as receipts:
+        for one in made:
+            await receipts.append(one)
+            await receipts.append(one)
+    async with opened(path) as receipts:
+        assert list(await receipts.unsettled(99)) == made
+        assert [await receipts.get(one.id) for one in made] == made
+        assert await receipts.get("\ud800") is None
+        with pytest.raises(errors.ReceiptError, match="is not there"):
+            await receipts.mark_batch(["a", "\ud800"])
+        assert len(await receipts.recent(99, since_ms=-(2**64))) == len(made)
+        for moment in times[1:]:
+            since = await receipts.recent(99, since_ms=moment)
+            assert sorted(one.settled_at for one in since) == [one for one in times if one >= moment]
+        assert not await receipts.recent(99, since_ms=2**64)
