@@ -61,7 +61,7 @@ def intent(
             return
         with spinner.shown("an agent works on it", quiet=as_json):
             answer = daemon.ask("submit_intent", **fields)
-    if answer["status"] == "ok" and answer["text"] == f"{_UNMATCHED}{text}":
+    if answer["status"] == "ok" and not answer.get("agent_id") and answer["text"] == f"{_UNMATCHED}{text}":
         if as_json:
             common.emit(client.envelope("intent_result", answer, code=errors.NoAgentMatchedError.code))
         else:
@@ -92,26 +92,37 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
 def _streamed(parts: Iterable[dict[str, Any]], text: str, *, as_json: bool) -> bool:
     """Print the parts of the answer to the intent ``text``. Returns whether an agent matched it."""
     matched = True
+    # An agent may answer the same as the daemon without an agent. The end of the stream says which it was.
+    echoes: list[dict[str, Any]] = []
     for part in parts:
         if part["kind"] == "stream_chunk" and part["chunk"]["text"] == f"{_UNMATCHED}{text}":
-            matched = False
-        if as_json:
-            ends = part["kind"] == "stream_end" and not matched
-            code = {"code": errors.NoAgentMatchedError.code}
-            common.emit({**part, "summary": {**code, **part["summary"]}} if ends else part)
-        elif not matched:
-            if part["kind"] == "stream_end":
-                _say_unmatched()
-        elif part["kind"] == "stream_chunk":
-            common.say(common.visible(part["chunk"]["text"], newlines=True))
-            for source in part["chunk"].get("sources", ()):
-                common.say(common.visible(f"source: {source}"))
-        elif part["kind"] == "stream_end":
-            about = part["summary"]
-            common.say(common.visible(f"{about.get('agent_id') or 'no agent'}, intent {about['intent_id']}"), err=True)
-        elif part["kind"] == "intent_result":
-            _show(part, as_json=False)
+            echoes.append(part)
+            continue
+        if echoes and part["kind"] == "stream_end":
+            matched = bool(part["summary"].get("agent_id"))
+        for one in (*echoes, part):
+            _show_part(one, matched=matched, as_json=as_json)
+        echoes = []
     return matched
+
+
+def _show_part(part: dict[str, Any], *, matched: bool, as_json: bool) -> None:
+    if as_json:
+        ends = part["kind"] == "stream_end" and not matched
+        code = {"code": errors.NoAgentMatchedError.code}
+        common.emit({**part, "summary": {**code, **part["summary"]}} if ends else part)
+    elif not matched:
+        if part["kind"] == "stream_end":
+            _say_unmatched()
+    elif part["kind"] == "stream_chunk":
+        common.say(common.visible(part["chunk"]["text"], newlines=True))
+        for source in part["chunk"].get("sources", ()):
+            common.say(common.visible(f"source: {source}"))
+    elif part["kind"] == "stream_end":
+        about = part["summary"]
+        common.say(common.visible(f"{about.get('agent_id') or 'no agent'}, intent {about['intent_id']}"), err=True)
+    elif part["kind"] == "intent_result":
+        _show(part, as_json=False)
 
 
 @click.group()
