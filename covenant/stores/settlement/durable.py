@@ -167,7 +167,8 @@ class DurableReceipts:
     async def close(self) -> None:
         """As ``interface.Receipts.close``."""
         await self._journal.close()
-        await self._in_thread(self._file.close)
+        # The daemon gives each store a limited time to close. A reader that its disk holds has the file's lock.
+        await anyio.to_thread.run_sync(self._file.close, abandon_on_cancel=True)
 
     async def _append(self, receipt: types.SettlementReceipt) -> None:
         found = await self._in_thread(lambda: self._by_id(receipt.id))

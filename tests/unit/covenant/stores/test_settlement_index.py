@@ -9,6 +9,7 @@ import os
 import resource
 import shutil
 import sqlite3
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -510,6 +511,18 @@ async def test_waiting_for_index_leaves_threads_to_others(path: Path) -> None:
                 await anyio.wait_all_tasks_blocked()
                 with anyio.fail_after(30):
                     assert await anyio.to_thread.run_sync(int, abandon_on_cancel=True) == 0
+
+
+async def test_reader_that_hangs_does_not_hold_up_the_close(path: Path) -> None:
+    receipts = await durable.DurableReceipts.open(path)
+    released = threading.Timer(30, receipts._file._lock.release)
+    receipts._file._lock.acquire()
+    released.start()
+    with anyio.move_on_after(0.1):
+        await receipts.close()
+    assert released.is_alive()
+    released.cancel()
+    receipts._file._lock.release()
 
 
 async def test_value_that_no_receipt_has_is_refused(path: Path) -> None:
