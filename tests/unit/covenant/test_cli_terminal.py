@@ -97,6 +97,8 @@ def test_columns_after_marks_stay_in_line(text: str, columns: int) -> None:
         ("e" + "\u0301" * 9, 9, "e\\u0301\\…"),
         ("\u200d" * 100, 13, "\\u200d\\u200d…"),
         ("a" * 20 + "\u0301" * 100, 60, "a" * 20 + "\\u0301" * 6 + "\\u0…"),
+        ("aa", 1, "…"),
+        ("\u0301" * 2, 1, "…"),
     ],
 )
 def test_clipped_text_loses_no_mark(text: str, most: int, wanted: str) -> None:
