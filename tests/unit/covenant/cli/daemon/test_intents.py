@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from covenant.cli.daemon import intents
+from covenant.cli.daemon import client, intents
 
 ECHO = "phase 0 echo (no agent matched): zzz"
 
@@ -18,19 +20,33 @@ def stream(*texts: str, **summary: str) -> list[dict[str, Any]]:
     return [{"kind": "stream_begin"}, *chunks, end]
 
 
-def test_agent_that_answers_the_echo_matched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert intents._streamed(stream(ECHO, "more", agent_id="parrot"), "zzz", as_json=False)
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The parts that a daemon answers."""
+    answered: list[dict[str, Any]] = []
+
+    class Daemon:
+        def stream(self, kind: str, **fields: object) -> Iterator[dict[str, Any]]:
+            yield from answered
+
+    monkeypatch.setattr(client, "daemon", lambda: contextlib.nullcontext(Daemon()))
+    return answered
+
+
+def test_agent_that_answers_the_echo_matched(parts: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    parts += stream(ECHO, "more", agent_id="parrot")
+    assert intents.intent.main(["--stream", "zzz"], standalone_mode=False) is None
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (f"{ECHO}\nmore\n", "parrot, intent i\n")
-    assert intents._streamed(stream(ECHO, agent_id="parrot"), "zzz", as_json=True)
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines == stream(ECHO, agent_id="parrot")
+    assert intents.intent.main(["--stream", "--json", "zzz"], standalone_mode=False) is None
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == parts
 
 
-def test_echo_without_agent_is_unmatched(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not intents._streamed(stream(ECHO), "zzz", as_json=False)
+def test_echo_without_agent_is_unmatched(parts: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    parts += stream(ECHO)
+    assert intents.intent.main(["--stream", "zzz"], standalone_mode=False) == 3
     shown = capsys.readouterr()
     assert (shown.out, "[no_agent_matched]" in shown.err) == ("", True)
-    assert not intents._streamed(stream(ECHO), "zzz", as_json=True)
+    assert intents.intent.main(["--stream", "--json", "zzz"], standalone_mode=False) == 3
     *_, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert last["summary"]["code"] == "no_agent_matched"
