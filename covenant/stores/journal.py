@@ -125,13 +125,8 @@ class Journal:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """Yield the lines, without their newlines, up to the last that was durable when this began."""
-        position, end, rest = 0, self._size, b""
-        while position < end:
-            chunk = await anyio.to_thread.run_sync(os.pread, self._fd, min(_CHUNK_BYTES, end - position), position)
-            if not chunk:
-                raise errors.StoreError("the file became shorter while it was read", where=str(self._path))
-            position += len(chunk)
-            *whole, rest = (rest + chunk).split(b"\n")
+        chunks = lines_by_chunk(self._fd, 0, self._size, where=self._path)
+        while (whole := await anyio.to_thread.run_sync(next, chunks, None)) is not None:
             for line in whole:
                 yield line
 
@@ -269,7 +264,7 @@ class Journal:
         def checked() -> Iterator[bytes]:
             nonlocal failed
             try:
-                for line in change(_Lines(self._fd, self._size)):
+                for line in change(_Lines(self._fd, self._size, self._path)):
                     self._check(line)
                     yield line
             except Exception as e:
@@ -320,18 +315,28 @@ class Journal:
 class _Lines:
     """The lines of an open file, without their newlines, read in chunks each time."""
 
-    def __init__(self, fd: int, size: int) -> None:
-        self._fd, self._size = fd, size
+    def __init__(self, fd: int, size: int, where: Path) -> None:
+        self._fd, self._size, self._where = fd, size, where
 
     def __iter__(self) -> Iterator[bytes]:
-        position, rest = 0, b""
-        while position < self._size:
-            chunk = os.pread(self._fd, min(_CHUNK_BYTES, self._size - position), position)
-            if not chunk:
-                raise errors.StoreError("the file became shorter while it was read")
-            position += len(chunk)
-            *whole, rest = (rest + chunk).split(b"\n")
+        for whole in lines_by_chunk(self._fd, 0, self._size, where=self._where):
             yield from whole
+
+
+def lines_by_chunk(fd: int, start: int, end: int, *, where: Path) -> Iterator[list[bytes]]:
+    """Read the lines of a file from one offset to another, and yield those that each chunk completes.
+
+    Raises:
+        errors.StoreError: the file is shorter.
+    """
+    position, rest = start, b""
+    while position < end:
+        chunk = os.pread(fd, min(_CHUNK_BYTES, end - position), position)
+        if not chunk:
+            raise errors.StoreError("the file became shorter while it was read", where=str(where))
+        position += len(chunk)
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield whole
 
 
 def joined(lines: Iterable[bytes]) -> Iterator[bytes]:

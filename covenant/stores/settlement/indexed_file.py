@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
+from covenant.stores import journal
 from covenant.stores.settlement import rows
 from covenant.stores.settlement.index import DAMAGED, Index, Placed, Position, remove, stamp
 from policy import errors
@@ -170,13 +171,7 @@ class IndexedFile:
 
     def _lines(self, start: int) -> Iterator[tuple[int, bytes]]:
         """Yield the durable lines from an offset on, each with its offset."""
-        position, rest = start, b""
-        while position < self._size:
-            chunk = os.pread(self._fd, min(_CHUNK_BYTES, self._size - position), position)
-            if not chunk:
-                raise errors.StoreError("the file became shorter while it was read", where=str(self._path))
-            position += len(chunk)
-            *whole, rest = (rest + chunk).split(b"\n")
+        for whole in journal.lines_by_chunk(self._fd, start, self._size, where=self._path):
             for line in whole:
                 yield start, line
                 start += len(line) + 1
