@@ -5,7 +5,6 @@ No receipt is kept in memory (ADR 0161): an index on disk tells where each is (`
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import os
@@ -127,14 +126,9 @@ class DurableReceipts:
             placed = await self._in_thread(lambda: list(self._of_batch(batch_id)))
             if not placed:
                 raise errors.ReceiptError(f"there is no batch `{batch_id}`")
-            there = _batch_at(placed[0].receipt, len(placed)).tx_sig
-            if there is not None:
-                if there != anchor.tx_sig:
-                    raise errors.ReceiptError(f"batch `{batch_id}` is confirmed by another transaction")
+            if interface.is_confirmed(_batch_at(placed[0].receipt, len(placed)), anchor):
                 return 0
-            # Version 1 has the signature under two names.
-            marks = {**dataclasses.asdict(anchor), "onchain_sig": anchor.tx_sig}
-            await self._change([(one, one.receipt.model_copy(update=marks)) for one in placed])
+            await self._change([(one, interface.confirmed(one.receipt, anchor)) for one in placed])
             return len(placed)
 
     async def batches(self, limit: int) -> Sequence[interface.Batch]:
@@ -172,12 +166,8 @@ class DurableReceipts:
 
     async def _append(self, receipt: types.SettlementReceipt) -> None:
         found = await self._in_thread(lambda: self._by_id(receipt.id))
-        if found is not None:
-            if interface.leaf(found.receipt) != interface.leaf(receipt):
-                raise errors.ReceiptError(f"another receipt has the id `{receipt.id}`")
+        if interface.is_stored(receipt, None if found is None else found.receipt):
             return
-        if receipt.batch_id is not None:
-            raise errors.ReceiptError(f"receipt `{receipt.id}` is new and says that it is in a batch")
         # Shielded: the line may be written even if the caller is cancelled, and its id stays reserved until then.
         with anyio.CancelScope(shield=True):
             await self._journal.append(_line(receipt))
@@ -251,12 +241,8 @@ class DurableReceipts:
             placed.append(one)
         # INVARIANT: a batch has the order of the file, which is all that is left of it when the index is made again.
         placed.sort()
-        try:
-            batch = interface.batch_of([one.receipt for one in placed])
-        except ValueError as e:
-            raise errors.ReceiptError(str(e)) from e
-        marks = {"batch_id": batch.batch_id, "merkle_root": batch.merkle_root}
-        return batch, [(one, one.receipt.model_copy(update=marks)) for one in placed]
+        batch = interface.batch_of([one.receipt for one in placed])
+        return batch, [(one, interface.in_batch(one.receipt, batch)) for one in placed]
 
     def _batches(self, chosen: Callable[[Index], Sequence[tuple[str, int]]]) -> tuple[interface.Batch, ...]:
         return tuple(
@@ -273,13 +259,7 @@ class DurableReceipts:
         for number, one in enumerate(self._of_batch(batch_id)):
             leaves.append(interface.leaf(one.receipt).digest())
             place = number if one.row.id == receipt_id else place
-        try:
-            proof = receipt_tree.prove(leaves, place)
-        except ValueError as e:
-            raise errors.ReceiptError(f"batch `{batch_id}` does not hold together: {e}") from e
-        if proof.root.hex() != asked.receipt.merkle_root:
-            raise errors.ReceiptError(f"the receipts of batch `{batch_id}` do not make its root: one was changed")
-        return proof
+        return interface.proof_of(batch_id, leaves, place, asked.receipt.merkle_root)
 
 
 def _line(receipt: types.SettlementReceipt) -> bytes:

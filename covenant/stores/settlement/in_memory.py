@@ -35,12 +35,8 @@ class InMemoryReceipts:
     async def append(self, receipt: types.SettlementReceipt) -> None:
         """As ``interface.Receipts.append``."""
         await anyio.lowlevel.checkpoint()
-        if receipt.id in self._lines:
-            if interface.leaf(self._read(receipt.id)) != interface.leaf(receipt):
-                raise errors.ReceiptError(f"another receipt has the id `{receipt.id}`")
+        if interface.is_stored(receipt, self._read(receipt.id) if receipt.id in self._lines else None):
             return
-        if receipt.batch_id is not None:
-            raise errors.ReceiptError(f"receipt `{receipt.id}` is new and says that it is in a batch")
         self._lines[receipt.id] = rows.line(receipt)
         self._open[receipt.id] = len(self._lines)
 
@@ -73,12 +69,8 @@ class InMemoryReceipts:
             if key not in self._open:
                 raise errors.ReceiptError(f"receipt `{key}` is in a batch already, or is not there")
         receipts = [self._read(key) for key in sorted(receipt_ids, key=self._open.__getitem__)]
-        try:
-            batch = interface.batch_of(receipts)
-        except ValueError as e:
-            raise errors.ReceiptError(str(e)) from e
-        marks = {"batch_id": batch.batch_id, "merkle_root": batch.merkle_root}
-        self._change(one.model_copy(update=marks) for one in receipts)
+        batch = interface.batch_of(receipts)
+        self._change(interface.in_batch(one, batch) for one in receipts)
         for one in receipts:
             del self._open[one.id]
         self._batches[batch.batch_id] = _Batch(batch, [one.id for one in receipts])
@@ -90,15 +82,10 @@ class InMemoryReceipts:
         found = self._batches.get(batch_id)
         if found is None:
             raise errors.ReceiptError(f"there is no batch `{batch_id}`")
-        if found.batch.tx_sig is not None:
-            if found.batch.tx_sig != anchor.tx_sig:
-                raise errors.ReceiptError(f"batch `{batch_id}` is confirmed by another transaction")
+        if interface.is_confirmed(found.batch, anchor):
             return 0
-        where = dataclasses.asdict(anchor)
-        # Version 1 has the signature under two names.
-        marks = {**where, "onchain_sig": anchor.tx_sig}
-        self._change(self._read(key).model_copy(update=marks) for key in found.receipt_ids)
-        found.batch = dataclasses.replace(found.batch, **where)
+        self._change(interface.confirmed(self._read(key), anchor) for key in found.receipt_ids)
+        found.batch = dataclasses.replace(found.batch, **dataclasses.asdict(anchor))
         return len(found.receipt_ids)
 
     async def batches(self, limit: int) -> Sequence[interface.Batch]:
@@ -121,13 +108,7 @@ class InMemoryReceipts:
             return None
         found = self._batches[batch_id]
         leaves = [interface.leaf(self._read(key)).digest() for key in found.receipt_ids]
-        try:
-            proof = receipt_tree.prove(leaves, found.receipt_ids.index(receipt_id))
-        except ValueError as e:
-            raise errors.ReceiptError(f"batch `{batch_id}` does not hold together: {e}") from e
-        if proof.root.hex() != found.batch.merkle_root:
-            raise errors.ReceiptError(f"the receipts of batch `{batch_id}` do not make its root: one was changed")
-        return proof
+        return interface.proof_of(batch_id, leaves, found.receipt_ids.index(receipt_id), found.batch.merkle_root)
 
     def copy_path(self, now_ms: int) -> str | None:
         """As ``interface.Receipts.copy_path``."""

@@ -6,6 +6,7 @@ chain; it is *confirmed* once a chain took the root. Neither step can be undone.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 import anyio
 
 from covenant.wire import types
+from policy import errors
 from policy.audit_log import receipt_tree
 
 
@@ -61,14 +63,68 @@ def leaf(receipt: types.SettlementReceipt) -> receipt_tree.Leaf:
     )
 
 
+def is_stored(receipt: types.SettlementReceipt, there: types.SettlementReceipt | None) -> bool:
+    """Whether a receipt that is to be appended is stored already; ``there`` is the one with its id.
+
+    Raises:
+        errors.ReceiptError: it cannot be appended.
+    """
+    if there is not None:
+        if leaf(there) != leaf(receipt):
+            raise errors.ReceiptError(f"another receipt has the id `{receipt.id}`")
+        return True
+    if receipt.batch_id is not None:
+        raise errors.ReceiptError(f"receipt `{receipt.id}` is new and says that it is in a batch")
+    return False
+
+
 def batch_of(receipts: Sequence[types.SettlementReceipt]) -> Batch:
     """Return the batch of these receipts, in this order.
 
     Raises:
-        ValueError: there are none, or one occurs twice.
+        errors.ReceiptError: there are none, or one occurs twice.
     """
-    root = receipt_tree.root([leaf(receipt).digest() for receipt in receipts])
+    try:
+        root = receipt_tree.root([leaf(receipt).digest() for receipt in receipts])
+    except ValueError as e:
+        raise errors.ReceiptError(str(e)) from e
     return Batch(receipt_tree.batch_id(root).hex(), root.hex(), len(receipts))
+
+
+def in_batch(receipt: types.SettlementReceipt, batch: Batch) -> types.SettlementReceipt:
+    """Return the receipt as one of its batch."""
+    return receipt.model_copy(update={"batch_id": batch.batch_id, "merkle_root": batch.merkle_root})
+
+
+def is_confirmed(batch: Batch, anchor: Anchor) -> bool:
+    """Whether the batch is confirmed at this place.
+
+    Raises:
+        errors.ReceiptError: it is confirmed by another transaction.
+    """
+    if batch.tx_sig not in {None, anchor.tx_sig}:
+        raise errors.ReceiptError(f"batch `{batch.batch_id}` is confirmed by another transaction")
+    return batch.tx_sig is not None
+
+
+def confirmed(receipt: types.SettlementReceipt, anchor: Anchor) -> types.SettlementReceipt:
+    """Return the receipt with the place of its root. Version 1 has the signature under two names."""
+    return receipt.model_copy(update={**dataclasses.asdict(anchor), "onchain_sig": anchor.tx_sig})
+
+
+def proof_of(batch_id: str, leaves: Sequence[bytes], place: int, root: str | None) -> receipt_tree.ReceiptProof:
+    """Prove the leaf at a place of the batch with this root.
+
+    Raises:
+        errors.ReceiptError: the leaves do not make the root.
+    """
+    try:
+        proof = receipt_tree.prove(leaves, place)
+    except ValueError as e:
+        raise errors.ReceiptError(f"batch `{batch_id}` does not hold together: {e}") from e
+    if proof.root.hex() != root:
+        raise errors.ReceiptError(f"the receipts of batch `{batch_id}` do not make its root: one was changed")
+    return proof
 
 
 class Receipts(Protocol):
