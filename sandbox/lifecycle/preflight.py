@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from policy import decide, errors
+from policy.grants.effective import Effective
 from policy.host import HostFacts
 from policy.manifest.services import LOOPBACK
 from sandbox import progress
@@ -50,7 +51,21 @@ def host_network(decision: decide.Decision, dependencies: RunDependencies) -> No
 
 def _needing_host_network(decision: decide.Decision, config: Config) -> Iterator[tuple[str, str, str]]:
     """Yield the key of each such grant, the beginning of its error, and another fix."""
-    effective, operators = decision.effective, providers.load_all(config.state)
+    effective = decision.effective
+    if effective.services.models or effective.web.search or effective.web.fetch:
+        yield from _needing_it_for_providers(effective, providers.load_all(config.state))
+    if effective.agents:
+        yield "services.agents.allow", "agents are asked by", ""
+    if effective.telemetry:
+        yield "services.telemetry.signals", "the collector of telemetry is reached by", ""
+    for port in effective.host_ports.numbers():
+        yield "permissions.network", f"port {port} of host.covenant is in", ""
+    for _, to in effective.publish.pairs():
+        if to.startswith(LOOPBACK):
+            yield "publish", f"publishing at {to} needs", ", or publish at unix:/PATH"
+
+
+def _needing_it_for_providers(effective: Effective, operators: providers.Operators) -> Iterator[tuple[str, str, str]]:
     named = {
         "services.models": {name for name, _ in effective.services.models},
         "services.search": set(effective.web.search),
@@ -62,15 +77,6 @@ def _needing_host_network(decision: decide.Decision, config: Config) -> Iterator
     mocked = any(one.mock and effective.web.holds(host) for host, one in operators.pages.items())
     if effective.web.fetch and not mocked:
         yield "services.fetch.hosts", "pages are fetched by", ""
-    if effective.agents:
-        yield "services.agents.allow", "agents are asked by", ""
-    if effective.telemetry:
-        yield "services.telemetry.signals", "the collector of telemetry is reached by", ""
-    for port in effective.host_ports.numbers():
-        yield "permissions.network", f"port {port} of host.covenant is in", ""
-    for _, to in effective.publish.pairs():
-        if to.startswith(LOOPBACK):
-            yield "publish", f"publishing at {to} needs", ", or publish at unix:/PATH"
 
 
 def runsc(dependencies: RunDependencies, rows: RunEvents, facts: HostFacts) -> bool:
