@@ -79,9 +79,14 @@ def recent(
     first = first and any(log.name == "daemon" for log in logs)
     every = _MOST if wanted != show.Filter() else limit
     rows = show.once((row for log in logs for row in (_last_of_v1 if first else _last)(log, every)), read_logs.copied)
-    runs = show.of_runs(map(_original, rows))
-    rows = [row for row in rows if _admitted(row, wanted, runs) and (since_ms is None or show.moment(row) >= since_ms)]
-    rows = rows[-limit:]
+    originals = [_original(row) for row in rows]
+    kinds_of = ((original or row).get("kind") for row, original in zip(rows, originals, strict=True))
+    runs = show.of_runs(kind for kind in kinds_of if isinstance(kind, dict))
+    rows = [
+        row
+        for row, original in zip(rows, originals, strict=True)
+        if _admitted(row, original, wanted, runs) and (since_ms is None or show.moment(row) >= since_ms)
+    ][-limit:]
     if not rows:
         _check_kinds(kinds)
     if as_json:
@@ -255,10 +260,11 @@ def _line(row: dict[str, Any]) -> str:
     return common.visible(f"{_time(row.get('timestamp_ms'))} {row['origin']} {name} {shown}")
 
 
-def _admitted(row: dict[str, Any], wanted: show.Filter, runs: Mapping[str, dict[str, Any]]) -> bool:
+def _admitted(
+    row: dict[str, Any], original: dict[str, Any] | None, wanted: show.Filter, runs: Mapping[str, dict[str, Any]]
+) -> bool:
     """Whether a row is to be shown: by its own fields, those of the row that it is a copy of, or those of its run."""
     kind = row.get("kind")
-    original = read_logs.copied(kind) if isinstance(kind, dict) else None
     if original is None or wanted.admits(row):
         return wanted.admits(show.with_run(row, runs))
     # The daemon knows the intent of a row that names none.
@@ -266,14 +272,10 @@ def _admitted(row: dict[str, Any], wanted: show.Filter, runs: Mapping[str, dict[
     return wanted.admits(show.with_run({**row, "kind": {**about, **original["kind"]}}, runs))
 
 
-def _original(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a row, or of the row that it is a copy of."""
+def _original(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the row that a row is a copy of."""
     kind = row.get("kind")
-    if not isinstance(kind, dict):
-        return {}
-    copied = read_logs.copied(kind)
-    fields: dict[str, Any] = kind if copied is None else copied["kind"]
-    return fields
+    return read_logs.copied(kind) if isinstance(kind, dict) else None
 
 
 def _value(value: Any) -> str:
