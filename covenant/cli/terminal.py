@@ -51,7 +51,7 @@ def clipped(text: str, most: int) -> str:
     end = most - 1
     while end > 0 and _is_within(text, end):
         end -= 1
-    if 0 == end < most - 1 or most - end > _MARKS:
+    if (end == 0 and most > 1) or most - end > _MARKS:
         return clipped(text.encode("unicode_escape", "backslashreplace").decode("ascii"), most)
     return text[:end] + "…"
 

@@ -238,32 +238,36 @@ def ask_unsigned(
 
 
 def listed() -> tuple[OperatorKey, ...] | None:
-    """Return the keys of the trust root at hand. Signing needs none: None where no trust root can be read."""
+    """Return the keys of the trust root at hand; None where there is none."""
+    root = _root_at_hand()
+    return None if root is None else root.keys
+
+
+def _root_at_hand() -> TrustRoot | None:
+    """Return the trust root of this host. Signing needs none: None where no trust root can be read."""
     try:
         with opened() as held:
-            return held.root.keys
+            return held.root
     except errors.CovenantError:
         return None
 
 
 def warn_of_refusals(door: Signer, signed: Sequence[Statement], *, agent: str | None) -> None:
     """Say on stderr where runs on this host refuse the statements: an unlisted key, or a revoked serial."""
-    try:
-        with opened() as held:
-            keys, revoked = held.root.keys, held.root.document.revoked
-    except errors.CovenantError:
-        return  # signing needs no trust root
+    root = _root_at_hand()
+    if root is None:
+        return
     for one in signed:
-        if fix := revoked.retired(one.agent_id, now_ms=one.serial):
+        if fix := root.document.revoked.retired(one.agent_id, now_ms=one.serial):
             common.say(
                 f"warning: the serial of agent `{common.visible(one.agent_id)}` is revoked on this host", err=True
             )
             common.say(f"  fix: {fix}", err=True)
-    if any(one.key.keyid == door.key.keyid for one in keys):
+    if any(one.key.keyid == door.key.keyid for one in root.keys):
         return
     name = common.visible(door.name)
     common.say(f"warning: key `{name}` is not in the trust root of this host: runs here refuse its signature", err=True)
-    if any(one.name == door.name for one in keys):
+    if any(one.name == door.name for one in root.keys):
         fix = f"another key is listed as `{name}`: sign with a key that `covenant trust show` lists"
     else:
         option = "" if agent is None else "--ssh-agent "
