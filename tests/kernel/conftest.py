@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import config
+from sandbox.audit import open_runs
 from sandbox.host import erofs_roots, facts
 from tests.kernel import fake_provider, internet
 from tests.kernel.fake_provider import Provider
@@ -17,7 +18,10 @@ from tests.kernel.world import World, worlds_ended
 
 
 def leftovers(world: World) -> list[str]:
-    """Return what the runs of this world left on the machine: cgroups, processes, mounts, run directories."""
+    """Return what the runs of this world left on the machine, and which runs have still to write their end row.
+
+    That is cgroups, processes, mounts, run directories, and the ids of runs: a run writes its end after its clean-up.
+    """
     found = [str(path) for path in world.cgroups()]
     mine = os.fsencode(world.state)
     for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -28,8 +32,10 @@ def leftovers(world: World) -> list[str]:
         if mine in command and b"runsc" in command:
             found.append(f"process {entry}: {command!r}")
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(world.base) in line]
-    runs = world.state / "runs"
-    return found + ([p.name for p in runs.iterdir() if p.is_dir()] if runs.exists() else [])
+    runs, unended = world.state / "runs", world.state / "unended"
+    found += [p.name for p in runs.iterdir() if p.is_dir()] if runs.exists() else []
+    marks = [p.name for p in unended.iterdir() if not p.name.startswith(".")] if unended.exists() else []
+    return found + [f"no end row: {run_id}" for run_id in marks if open_runs.is_open(world.state, run_id)]
 
 
 @pytest.fixture(scope="session")
