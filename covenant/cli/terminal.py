@@ -117,6 +117,11 @@ def _cut(line: str, width: int) -> str:
     return line
 
 
+def on_terminal() -> bool:
+    """Whether a person can see and type: stdin and stdout are a terminal."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
 def width() -> int | None:
     """Return the columns of the terminal on stdout; None if stdout is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from covenant.cli import common
+from covenant.cli import common, terminal
 from covenant.cli.daemon import client
 from policy import errors
 
@@ -28,7 +28,7 @@ def tui() -> None:
 
     `?` shows the keys. It shows what the daemon and the supervisor say, and either one without the other.
     """
-    if not on_terminal():
+    if not terminal.on_terminal():
         raise errors.UsageError("the screens are for a terminal", hint="use the verbs: covenant ps --json")
     if importlib.util.find_spec("textual") is None:
         raise errors.ScreensMissingError(
@@ -39,11 +39,6 @@ def tui() -> None:
 
     # No mouse: the terminal's own selection works on, also over ssh.
     TerminalApp(sources()).run(mouse=False)
-
-
-def on_terminal() -> bool:
-    """Whether a person can see and type."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def sources() -> Sources:

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from covenant.cli import common
-from covenant.cli.setup import files
+from covenant.cli.setup import files, question
 from policy import errors
 
 # Which files were laid, each with its digest: what is not named there belongs to another installation.
@@ -34,13 +34,17 @@ RECORD = "var/lib/covenant-setup.json"
     "--root", type=click.Path(path_type=Path), help="Lay a tree below this directory, and touch nothing else."
 )
 @click.option("--prefix", metavar="DIR", help="The environment that commands and units name.  [default: this one]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.option("--yes", is_flag=True, help="Do not ask before this host is changed.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document; asks nothing.")
 @click.pass_context
-def setup(ctx: click.Context, check: bool, remove: bool, root: Path | None, prefix: str | None, as_json: bool) -> None:
+def setup(
+    ctx: click.Context, check: bool, remove: bool, root: Path | None, prefix: str | None, yes: bool, as_json: bool
+) -> None:
     """Lay the parts of an installation outside its Python environment, as the packages do.
 
     Users, units, configuration, directories of state, commands in /usr/bin, completion and manual pages. The
-    supervisor's socket is enabled and started; the daemon is not. A configuration that is there is kept.
+    supervisor's socket is enabled and started; the daemon is not. A configuration that is there is kept. At a terminal
+    it lists what it changes and asks first.
     """
     if check and remove:
         raise errors.UsageError("--check and --remove exclude each other")
@@ -55,14 +59,15 @@ def setup(ctx: click.Context, check: bool, remove: bool, root: Path | None, pref
         ctx.exit(common.EXIT_NO if wrong else 0)
     if root is None:
         _is_root()
+    live, asks = root is None, root is None and not yes and not as_json
     try:
         if remove:
-            taken, kept = _remove(place, live=root is None)
+            taken, kept = _remove(place, live=live, asks=asks)
             _say("setup_removed", taken, as_json, done="nothing was laid here", many="removed", kept=kept)
             return
-        if root is None:
+        if live:
             _is_safe(Path(prefix or sys.prefix))
-        _lay(parts, place, live=root is None)
+        _lay(parts, place, live=live, asks=asks)
     except OSError as e:
         hint = "mend it, then repeat: what was laid is replaced"
         raise errors.UsageError(f"setup failed: {e.strerror}", hint=hint, where=str(e.filename)) from e
@@ -92,20 +97,15 @@ def _is_safe(prefix: Path) -> None:
             raise errors.UsageError(f"this environment is not for services: {why}", hint=hint, where=str(prefix))
 
 
-def _lay(parts: list[files.Part], root: Path, *, live: bool) -> None:
+def _lay(parts: list[files.Part], root: Path, *, live: bool, asks: bool) -> None:
     known = _record(root)
-    for part in parts:
-        path = root / part.place
-        foreign = os.path.lexists(path) and part.place not in known and not part.same(root)
-        if foreign and part.place not in files.CONFIGURATION:
-            raise errors.UsageError(
-                f"`{path}` belongs to another installation",
-                hint="remove that one first: apt-get remove covenant",
-                where=str(path),
-            )
+    _check_foreign(parts, known, root)
+    gone = sorted(set(known) - {part.place for part in parts})
     again = bool(known)
+    if asks:
+        question.ask(list(question.installing(parts, gone, root, again=again)), "Change this host?")
     if live and again:
-        _script("preremove", "upgrade")
+        step("preremove", "upgrade")
     made: dict[str, str] = {}
     # INVARIANT: the record is written first: what a kill leaves is ours, and the next call replaces or removes it.
     for part in parts:
@@ -115,32 +115,45 @@ def _lay(parts: list[files.Part], root: Path, *, live: bool) -> None:
         if part.place in files.CONFIGURATION and (root / part.place).exists():
             continue
         part.lay(root)
-    for place in set(known) - set(made):
+    for place in gone:
         (root / place).unlink(missing_ok=True)
     _write_record(root, made)
     if live:
-        _script("postinstall", "configure", *(["again"] if again else []))
+        step("postinstall", "configure", *(["again"] if again else []))
 
 
-def _remove(root: Path, *, live: bool) -> tuple[list[str], list[str]]:
+def _check_foreign(parts: list[files.Part], known: dict[str, str], root: Path) -> None:
+    for part in parts:
+        path = root / part.place
+        foreign = os.path.lexists(path) and part.place not in known and not part.same(root)
+        if foreign and part.place not in files.CONFIGURATION:
+            raise errors.UsageError(
+                f"`{path}` belongs to another installation",
+                hint="remove that one first: apt-get remove covenant",
+                where=str(path),
+            )
+
+
+def _remove(root: Path, *, live: bool, asks: bool) -> tuple[list[str], list[str]]:
     """Take away what the record names. A configuration that was changed is kept."""
     known = _record(root)
+    there = [place for place in sorted(known) if os.path.lexists(root / place)]
+    kept = [place for place in there if place in files.CONFIGURATION and _digest(root / place) != known[place]]
+    taken = [place for place in there if place not in kept]
+    if known and asks:
+        question.ask(list(question.removing(taken, kept)), "Remove this installation?")
     if live and known:
-        _script("preremove", "remove")
-    taken, kept = [], []
-    for place, digest in sorted(known.items()):
-        path = root / place
-        if not os.path.lexists(path):
-            continue
-        if place in files.CONFIGURATION and hashlib.sha256(path.read_bytes()).hexdigest() != digest:
-            kept.append(f"/{place}")
-            continue
-        path.unlink()
-        taken.append(f"/{place}")
+        step("preremove", "remove")
+    for place in taken:
+        (root / place).unlink()
     (root / RECORD).unlink(missing_ok=True)
     if live and known:
-        _script("postremove", "remove")
-    return taken, kept
+        step("postremove", "remove")
+    return [f"/{place}" for place in taken], [f"/{place}" for place in kept]
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _record(root: Path) -> dict[str, str]:
@@ -161,7 +174,7 @@ def _write_record(root: Path, made: dict[str, str]) -> None:
     files.Part(RECORD, json.dumps({"files": made}, indent=1, sort_keys=True).encode() + b"\n").lay(root)
 
 
-def _script(name: str, *words: str) -> None:
+def step(name: str, *words: str) -> None:
     """Run a step of the packages: users, directories, units."""
     done = subprocess.run(
         ["/bin/sh", str(files.data() / "scripts" / f"{name}.sh"), *words], capture_output=True, text=True, check=False
