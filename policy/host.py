@@ -141,7 +141,9 @@ class HostFacts(Struct, frozen=True):
     ``agent_servers`` those of agents, ``collects`` whether there is a collector for the telemetry of agents,
     ``publish_ports`` the loopback ports at which agents may publish, ``host_ports`` those that they
     may reach, ``tools`` the tools of the package's stdio servers, by URI, and
-    ``proxied`` says whether connections go by the operator's proxy alone.
+    ``proxied`` says whether connections go by the operator's proxy alone. ``made_up_providers`` and ``made_up_pages``
+    are the providers and hosts of pages that the operator declared as a mock. ``isolates_runs`` says that runs of
+    covenant-supervisor reach nothing by the host's network.
     """
 
     arch: Literal["x86_64", "aarch64"]
@@ -167,3 +169,6 @@ class HostFacts(Struct, frozen=True):
     agent_servers: tuple[str, ...] = ()
     collects: bool = False
     tools: frozenset[str] = frozenset()
+    made_up_providers: tuple[str, ...] = ()
+    made_up_pages: tuple[str, ...] = ()
+    isolates_runs: bool = False

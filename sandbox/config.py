@@ -242,6 +242,11 @@ class Config(pydantic.BaseModel):
     state: Path = Path("/var/lib/covenant")
 
     @property
+    def in_host_network(self) -> bool:
+        """Return whether runs of the supervisor are in the host's network: by an uplink, or a server with secrets."""
+        return bool(self.uplink) or self.vault.backend == "openbao"
+
+    @property
     def digest(self) -> str:
         """Return a digest that two processes share exactly when their settings are equal."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()

@@ -53,7 +53,8 @@ def probe(config: Config) -> HostFacts:
     """
     try:
         memory = host_memory.read()
-        operators = _providers(config.state)
+        operators = _operators(config.state)
+        named = operators.providers.items()
         return HostFacts(
             arch=architecture(),
             kernel=os.uname().release,
@@ -66,25 +67,28 @@ def probe(config: Config) -> HostFacts:
             cgroup=cgroup_facts(),
             runsc=_usable_runsc(config),
             network=network_facts(config),
-            providers=tuple(name for name, one in operators.items() if one.answers),
-            agent_servers=tuple(name for name, one in operators.items() if one.has_agents),
+            providers=tuple(name for name, one in named if one.answers),
+            agent_servers=tuple(name for name, one in named if one.has_agents),
             collects=bool(config.export.agents),
-            searchers=tuple(name for name, one in operators.items() if one.searches),
+            searchers=tuple(name for name, one in named if one.searches),
             publish_ports=config.publish_ports,
             host_ports=config.host_ports,
             proxied=bool(config.proxy.url),
+            made_up_providers=tuple(name for name, one in named if one.kind == "mock"),
+            made_up_pages=tuple(name for name, one in operators.pages.items() if one.mock),
+            isolates_runs=not (config.in_host_network or config.proxy.url),
         )
     except (OSError, KeyError, ValueError) as e:
         raise errors.HostError(f"this host cannot be probed: {e}", hint="is /proc mounted?") from e
 
 
-def _providers(state: Path) -> Mapping[str, providers.Provider]:
+def _operators(state: Path) -> providers.Operators:
     """The operator's providers. A caller that may not read the state, as in `policy why`, sees none."""
     try:
-        return providers.load(state)
+        return providers.load_all(state)
     except errors.ConfigError as e:
         if os.geteuid() != 0 and isinstance(e.__cause__, PermissionError):
-            return {}
+            return providers.Operators({}, {})
         raise
 
 

@@ -166,7 +166,7 @@ class Run:
         )
         context.rows.transition(life.State.VALIDATED, f"policy {decision.policy_digest[:16]}", waits=True)
         context.laps.lap("decide")
-        preflight.host_network(decision, context.dependencies)
+        preflight.host_network(decision, facts, context.dependencies)
         if preflight.runsc(context.dependencies, context.rows, facts):
             context.laps.lap("self test")
         deadline = context.deadline(trusted, manifest)

@@ -84,7 +84,7 @@ def enter_host_network(supervisor: Supervisor, host_network: int) -> None:
     """
     if host_network >= 0:
         config = supervisor.config
-        supervisor.isolated = not config.uplink and config.vault.backend != "openbao"
+        supervisor.isolated = not config.in_host_network
         if not supervisor.isolated or config.proxy.url:
             libc.setns(host_network, libc.CLONE_NEWNET)
         os.close(host_network)

@@ -39,7 +39,7 @@ class LookedPackage(Looked):
     ``files`` are the package's; ``host`` is what this host has for it; ``refusals`` are the errors that ``run`` would
     raise; ``never`` the trees that are never granted on this host; ``hints``
     what the package will want and is not granted; ``other`` the host that was asked about, and ``unknown`` what was
-    assumed of it.
+    assumed of it. ``supervised`` are the errors that ``run`` would raise under covenant-supervisor alone.
     """
 
     manifest: Manifest
@@ -50,6 +50,7 @@ class LookedPackage(Looked):
     hints: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     other: OtherHost | None = None
+    supervised: tuple[errors.CovenantError, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def package(path: Path, *, parent: Path | None = None, other: OtherHost | None =
         errors.CovenantError: it cannot be compiled.
     """
     from policy import data, decide
-    from policy.rules import nine
+    from policy.rules import host_network, nine
     from policy.why import hints
     from sandbox.storage import package_reader as packages
 
@@ -127,6 +128,7 @@ def package(path: Path, *, parent: Path | None = None, other: OtherHost | None =
     narrowed = None if ceiling is None else ceiling.meet(nine.requested(manifest, roles=data.roles()))
     host = host_of(read, manifest, narrowed, other)
     decision = decide.compile_unsigned(read, manifest, host=host.facts, ceiling=ceiling, extra_never=host.never)
+    supervised = host_network.refusals(decision.effective, host.facts, where=manifest.where)
     return LookedPackage(
         path,
         decision.artefacts,
@@ -139,6 +141,7 @@ def package(path: Path, *, parent: Path | None = None, other: OtherHost | None =
         tuple(hints.of(read.files, manifest)),
         host.unknown,
         other,
+        tuple(supervised) if host.facts.isolates_runs else (),
     )
 
 
@@ -212,6 +215,7 @@ def head(looked: Looked) -> dict[str, Any]:
         "agent_id": known.manifest.agent.id if known else None,
         "policy_digest": looked.artefacts.digest,
         "refusals": [refusal.to_json() for refusal in known.refusals] if known else [],
+        **({"supervised_refusals": [one.to_json() for one in known.supervised]} if known and known.supervised else {}),
         **({"unknown": list(known.unknown)} if known and known.unknown else {}),
     }
 
@@ -226,6 +230,7 @@ def say_refusals(looked: Looked) -> None:
     """Print the errors that ``run`` would raise, and what is not known of the host, as notes."""
     if isinstance(looked, LookedPackage):
         say_errors(looked.refusals)
+        say_errors(looked.supervised, by="run under covenant-supervisor")
         say_unknown(looked.unknown)
 
 
@@ -234,13 +239,14 @@ def notes(looked: Looked) -> list[str]:
     if not isinstance(looked, LookedPackage):
         return []
     refused = [f"run refuses this: {refusal} [{refusal.code}]" for refusal in looked.refusals]
-    return [*refused, *(f"unknown: {line}" for line in looked.unknown)]
+    served = [f"run under covenant-supervisor refuses this: {one} [{one.code}]" for one in looked.supervised]
+    return [*refused, *served, *(f"unknown: {line}" for line in looked.unknown)]
 
 
-def say_errors(refusals: Iterable[errors.CovenantError]) -> None:
+def say_errors(refusals: Iterable[errors.CovenantError], *, by: str = "run") -> None:
     """Print errors that ``run`` would raise, as notes, each with its fix."""
     for refusal in map(common.placed, refusals):
-        common.say(f"note: run refuses this: {common.visible(str(refusal))} [{refusal.code}]", err=True)
+        common.say(f"note: {by} refuses this: {common.visible(str(refusal))} [{refusal.code}]", err=True)
         if refusal.hint:
             common.say(f"  fix: {common.visible(refusal.hint)}", err=True)
 

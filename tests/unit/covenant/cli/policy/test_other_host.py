@@ -104,6 +104,32 @@ def test_exported_facts_give_policy_of_this_host(repository: Path) -> None:
     assert _json("manifest", "check", "agents/hello", "--host", "facts.json")["refusals"] == []
 
 
+def test_run_that_supervisor_refuses_is_noted(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here and by exported facts: a provider of a supervisor without a network; none once the fix is applied."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    monkeypatch.setenv("COVENANT_STATE", str(state))
+    (state / "providers.toml").write_text('[providers.near]\nkind = "ollama"\n')
+    manifest = repository / "agents/hello/agent.toml"
+    text = manifest.read_text().replace('role = "observer"', "")
+    manifest.write_text(f'{text}\n[services.models]\nallow = [{{ provider = "near", models = ["*"] }}]\n')
+    exported = _covenant("doctor", "--export", "facts.json")
+    assert exported.exit_code == 0, exported.output
+    for more in ((), ("--host", "facts.json")):
+        for asked in (("explain", "agents/hello"), ("why", "agents/hello", "--syscall", "read")):
+            said = _covenant("policy", *asked, *more)
+            assert "note: run under covenant-supervisor refuses this: provider `near` is reached by" in said.stderr
+            [refusal] = _json("policy", *asked, *more)["supervised_refusals"]
+            assert (refusal["code"], "uplink" in refusal["hint"]) == ("not_enforceable", True)
+    assert "supervised_refusals" not in _json("policy", "explain", "agents/hello", "--host", "none")
+    (state / "config.toml").write_text('uplink = "eth0"\n')
+    mended = _covenant("policy", "explain", "agents/hello", "--json")
+    assert mended.exit_code == 0, (mended.output, mended.exception)
+    assert "supervised_refusals" not in json.loads(mended.stdout)
+
+
 def test_question_is_answered_without_host(repository: Path) -> None:
     _widen(repository)
     assert _covenant("policy", "why", "agents/hello", "--open", f"{PLACE}/file", "--host", "none").exit_code == 0
