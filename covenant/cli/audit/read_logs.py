@@ -9,7 +9,7 @@ import math
 import os
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -96,6 +96,32 @@ def read_log(name: str) -> LogBytes:
     if log is None:
         raise errors.LedgerError(f"the {name} has no log here", hint="set COVENANT_HOME")
     return log
+
+
+def supervisor_events(containing: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the kind objects of the supervisor's rows, oldest first, from lines with these bytes.
+
+    Without the supervisor's log, which is root's, these are the daemon's copies of its rows. In a copy the quotation
+    marks of ``containing`` would be escaped. Lines that are no row are skipped.
+
+    Raises:
+        errors.LedgerError: there is no log, or one cannot be read.
+    """
+    logs = {log.name: log for log in read_logs()}
+    is_copy = "supervisor" not in logs
+    for line in logs["daemon" if is_copy else "supervisor"].events.split(b"\n"):
+        if containing not in line:
+            continue
+        try:
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        kind = event.get("kind") if isinstance(event, dict) else None
+        if isinstance(kind, dict) and is_copy:
+            original = copied(kind)
+            kind = None if original is None else original["kind"]
+        if isinstance(kind, dict):
+            yield kind
 
 
 def copied(fields: dict[str, Any]) -> dict[str, Any] | None:

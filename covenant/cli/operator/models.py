@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     from sandbox.network.service.probe import ProviderStatus
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+_ID_BEGINS = 8
 _COUNTED = ("requests", "input_tokens", "output_tokens", "credits")
 _COUNTED_WEB = ("requests", "results", "bytes", "credits")
 _COUNTED_TELEMETRY = ("requests", "records", "rejected", "bytes")
@@ -90,13 +90,17 @@ def test(provider: str, as_json: bool) -> int:
 
 
 @models.command(epilog=common.examples("covenant models usage", "covenant models usage librarian"))
-@click.argument("agent", required=False)
+@click.argument("subject", metavar="[AGENT|RUN]", required=False)
 @_JSON
-def usage(agent: str | None, as_json: bool) -> None:
-    """Sum the requests to models, searches, pages and telemetry of each agent, by the supervisor's log."""
-    asked = _sums("model_asked", ("agent_id", "provider", "model"), _COUNTED, agent)
-    web = _sums("web_asked", ("agent_id", "service", "target"), _COUNTED_WEB, agent)
-    telemetry = _sums("telemetry_relayed", ("agent_id", "signal"), _COUNTED_TELEMETRY, agent)
+def usage(subject: str | None, as_json: bool) -> None:
+    """Sum the requests to models, searches, pages and telemetry of each agent, or of AGENT or of RUN.
+
+    RUN is the id of a run, or at least 8 letters that it begins with. The source is the supervisor's log; without root
+    it is the daemon's copies, which are of the runs of its intents.
+    """
+    asked = _sums("model_asked", ("agent_id", "provider", "model"), _COUNTED, subject)
+    web = _sums("web_asked", ("agent_id", "service", "target"), _COUNTED_WEB, subject)
+    telemetry = _sums("telemetry_relayed", ("agent_id", "signal"), _COUNTED_TELEMETRY, subject)
     if as_json:
         common.say(json.dumps({"kind": "model_usage", "usage": asked, "web": web, "telemetry": telemetry}))
         return
@@ -113,7 +117,8 @@ def usage(agent: str | None, as_json: bool) -> None:
         counts = f"{row['requests']} requests, {row['records']} records, {row['rejected']} rejected"
         common.say(common.visible(f"{row['agent_id']}  telemetry {row['signal']}  {counts}, {row['bytes']} bytes"))
     if not asked and not web and not telemetry:
-        common.say("no request to a model, search, page or collector is in the log")
+        of = "" if subject is None else f" of `{common.visible(subject)}`"
+        common.say(f"no request{of} to a model, search, page or collector is in the log")
 
 
 @models.command("import", epilog=common.examples("covenant models import > providers.toml"))
@@ -137,11 +142,11 @@ def import_(as_json: bool) -> None:
         common.say(f"# {line}".rstrip())
 
 
-def _sums(kind: str, keys: tuple[str, ...], counted: tuple[str, ...], agent: str | None) -> list[dict[str, Any]]:
+def _sums(kind: str, keys: tuple[str, ...], counted: tuple[str, ...], subject: str | None) -> list[dict[str, Any]]:
     """Sum the rows of one kind by ``keys``. The first of ``counted`` is their number."""
     totals: dict[tuple[str, ...], dict[str, int]] = {}
     for row in _rows(kind, counted[1:]):
-        if agent not in (None, row["agent_id"]):
+        if subject is not None and not _is_about(row, subject):
             continue
         total = totals.setdefault(tuple(str(row[key]) for key in keys), dict.fromkeys(counted, 0))
         total[counted[0]] += 1
@@ -150,16 +155,15 @@ def _sums(kind: str, keys: tuple[str, ...], counted: tuple[str, ...], agent: str
     return [{**dict(zip(keys, key, strict=True)), **total} for key, total in sorted(totals.items())]
 
 
+def _is_about(row: dict[str, Any], subject: str) -> bool:
+    """Whether a row is of this agent, or of the run whose id begins so: an id is short in lists of runs."""
+    begins = len(subject) >= _ID_BEGINS and str(row["run_id"]).startswith(subject)
+    return begins or row["agent_id"] == subject
+
+
 def _rows(kind: str, counted: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The rows of one kind in the supervisor's log, oldest first; what cannot be read as one is skipped."""
+    """The rows of one kind in the supervisor's log or the daemon's copies, oldest first."""
     from covenant.cli.audit import read_logs
 
-    found = []
-    for line in (line for log in read_logs.read_logs() if log.name == "supervisor" for line in log.events.split(b"\n")):
-        if f'"{kind}"'.encode() not in line:
-            continue
-        with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-            row = json.loads(line)["kind"]
-            if row["type"] == kind and all(type(row[name]) is int for name in counted):
-                found.append(row)
-    return found
+    rows = read_logs.supervisor_events(kind.encode())
+    return [row for row in rows if row.get("type") == kind and all(type(row.get(name)) is int for name in counted)]

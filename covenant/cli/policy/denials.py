@@ -6,7 +6,6 @@ checks that log.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,10 +244,11 @@ def _named(text: str) -> DenialSummary:
 
 
 def _collect(run_id: str) -> DenialSummary:
+    from covenant.cli.audit import read_logs
     from policy.denials import Denial
 
     told = DenialSummary(run_id, "")
-    for event in _events(run_id.encode()):
+    for event in read_logs.supervisor_events(run_id.encode()):
         if event.get("run_id") != run_id:
             continue
         if event.get("type") == "run_started":
@@ -261,27 +261,7 @@ def _collect(run_id: str) -> DenialSummary:
 
 
 def _started() -> Iterator[dict[str, Any]]:
-    # In a copy its quotation marks are escaped.
-    return (event for event in _events(b"run_started") if event.get("type") == "run_started" and "run_id" in event)
-
-
-def _events(containing: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the kind objects of the supervisor's rows, oldest first, from lines with these bytes; invalid lines are
-    skipped. Without the supervisor's log, which is root's, these are the daemon's copies of its rows."""
     from covenant.cli.audit import read_logs
 
-    logs = {log.name: log for log in read_logs.read_logs()}
-    is_copy = "supervisor" not in logs
-    for line in logs["daemon" if is_copy else "supervisor"].events.split(b"\n"):
-        if containing not in line:
-            continue
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        kind = event.get("kind") if isinstance(event, dict) else None
-        if isinstance(kind, dict) and is_copy:
-            original = read_logs.copied(kind)
-            kind = None if original is None else original["kind"]
-        if isinstance(kind, dict):
-            yield kind
+    events = read_logs.supervisor_events(b"run_started")
+    return (event for event in events if event.get("type") == "run_started" and "run_id" in event)

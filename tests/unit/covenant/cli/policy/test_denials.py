@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import pytest
 from covenant.cli.policy import denials as command
 from policy.denials import Denial, Row
 from sandbox.audit.log import Ledger
-from tests import cli_kit
+from tests import cli_kit, copied_log_kit
 
-ISSUER = {"display": "operator@local", "pubkey": "4wBqpZM9xaSheZzJSMawUKKwhdpChKbZ5eu5ky4Vigw"}
 FIRST, SECOND = "11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa", "11112222-bbbb-4bbb-8bbb-bbbbbbbbbbbb"
 NAME = Denial("dns", "www.example.org", "name_not_granted")
 STARTED: dict[str, Any] = {
@@ -40,7 +38,7 @@ class Log:
             self._append("denied", **own, **words, denial=one.id, count=row.count)
 
     def _append(self, kind: str, **fields: Any) -> None:
-        self._ledger.append(kind, fields, issuer=ISSUER, now_ms=1_700_000_000_000)
+        self._ledger.append(kind, fields, issuer=copied_log_kit.ISSUER, now_ms=1_700_000_000_000)
 
 
 @pytest.fixture
@@ -108,14 +106,7 @@ def test_copies_of_the_daemon_are_read(log: Log, covenant_home: Path) -> None:
     """For an operator who is not root: the supervisor's log is root's, the daemon's has the rows of its intents."""
     log.run(FIRST, "one", Row(NAME, 2))
     log.run(SECOND, "two")
-    lines = (covenant_home / "supervisor/audit/events.jsonl").read_bytes().splitlines()
-    shutil.rmtree(covenant_home / "supervisor")
-    with Ledger.open(covenant_home / "audit", head=covenant_home / "audit-head" / "head.json") as ours:
-        for index, line in enumerate(lines):
-            about = {"intent_id": "i", "run_id": FIRST, "origin": "ab" * 32, "index": index, "event_id": f"e{index}"}
-            hashes = {"event_hash_hex": "1" * 64, "chain_hash_hex": "2" * 64, "row_type": "denied"}
-            copy = {**about, **hashes, "line": line.decode()}
-            ours.append("supervisor_row", copy, issuer=ISSUER, now_ms=1_700_000_000_000)
+    copied_log_kit.leave_copies(covenant_home, run_id=FIRST, row_type="denied")
     (one,) = cli_kit.document("denials", FIRST[:8])["denials"]
     assert (one["denial"], one["count"]) == (NAME.id, 2)
     assert "nothing was refused" in cli_kit.done("denials", SECOND)
