@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from policy import decide, errors
+from policy import decide, errors, standby
 from policy.host import HostFacts
 from policy.lifecycle import State
 from policy.rules.case import Unsigned
@@ -134,7 +134,7 @@ class WarmSandbox:
 
     def begin(self, record: StartRecord, log_start: Callable[[StartRecord], None]) -> None:
         """Write that the instance is made. The start itself is written when the intent has come."""
-        self._context.rows.transition(State.ISOLATED, "standby: made ahead of its intent")
+        self._context.rows.transition(State.ISOLATED, standby.MADE_AHEAD)
         self._record, self._log_start = record, log_start
 
     # --- (2) ------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from sandbox.serve.api import client
 from sandbox.standby import dispatch, wanted
 from sandbox.storage import package_reader as packages
 from sandbox.storage.trust_state import State
+from tests import cli_kit
 from tests.kernel import internet, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.revoking import manifest_of, next_root, revoke
@@ -163,6 +164,15 @@ def test_instance_answers_once_and_next_is_another(served: Served) -> None:
     ]  # fmt: skip
     assert {row["issuer"]["display"] for row in rows[:3]} == {"standby@local"}
     assert {row["issuer"]["display"] for row in rows[3:]} == {"operator@local"}
+
+
+def test_waiting_instance_is_known_to_denials(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows are in the log while it waits, though its start is not."""
+    _, (instance,) = _warmed(served, "waiting")
+    monkeypatch.setenv("COVENANT_HOME", str(served.world.base))
+    monkeypatch.setenv("COVENANT_STATE", str(served.world.state))
+    said = cli_kit.document("denials", instance.run_id[:8])
+    assert (said["run_id"], said["agent_id"], said["used"]) == (instance.run_id, "waiting", False)
 
 
 def test_what_is_frozen_takes_no_processor_and_what_another_thaws_is_not_used(served: Served) -> None:

@@ -19,7 +19,7 @@ from covenant.handlers import billing
 from covenant.runtime.runner import Usage
 from covenant.runtime.supervisor_report import Family, SupervisorReport
 from covenant.stores.audit import files as audit_files
-from policy import errors
+from policy import errors, standby
 from policy.audit_log import chain as audit_log_chain
 from policy.audit_log import events, verify
 from sandbox.rundir import registry
@@ -275,7 +275,7 @@ def test_of_instance_rows_of_its_making_are_told_too(served: Served) -> None:
         return rows if rows[0]["issuer"]["display"] == "standby@local" else None
 
     rows = eventually(warm)
-    assert "standby: made ahead of its intent" in [row["kind"].get("reason") for row in rows]
+    assert standby.MADE_AHEAD in [row["kind"].get("reason") for row in rows]
     (started,) = [row["kind"] for row in rows if row["kind"]["type"] == "run_started"]
     assert started["behalf_display"] == "ada@laptop"
 

@@ -40,11 +40,15 @@ _OPTIONS: Final = (
 
 @dataclass
 class DenialSummary:
-    """One run in the log: its agent, and the count of each denial, in order of first occurrence."""
+    """One run in the log: its agent, and the count of each denial, in order of first occurrence.
+
+    ``used`` is False for a standby instance that got no intent. The log does not have its package.
+    """
 
     run_id: str
     agent_id: str
     package: str = ""
+    used: bool = True
     counts: dict[Denial, int] = field(default_factory=dict)
 
 
@@ -71,11 +75,12 @@ def denials(subject: str, package: Path | None, parent: Path | None, host: str |
     explained = [_explained(denial, count, sight) for denial, count in told.counts.items()]
     listed = explained if other else [_on_this_host(one) for one in explained]
     if as_json:
-        head = {"run_id": told.run_id, "agent_id": told.agent_id, "package": told.package or None}
+        head = {"run_id": told.run_id, "agent_id": told.agent_id, "package": told.package or None, "used": told.used}
         common.emit({"kind": "denials", **head, "denials": listed, "hints": list(looked.hints) if looked else []})
         return
     total = "nothing was refused" if not listed else f"{len(listed)} denial{'s' if len(listed) > 1 else ''}"
-    common.say(common.visible(f"run {told.run_id} of {told.agent_id}: {total}"))
+    kind = "run" if told.used else "standby instance, which has not been used,"
+    common.say(common.visible(f"{kind} {told.run_id} of {told.agent_id}: {total}"))
     for one in listed:
         _say(one)
     for hint in looked.hints if looked else ():
@@ -230,12 +235,13 @@ def _latest(agent_id: str) -> DenialSummary:
 
 
 def _named(text: str) -> DenialSummary:
-    """Return the run whose id begins with ``text``.
+    """Return the run whose id begins with ``text``, else the standby instance.
 
     Raises:
         errors.UsageError: none does, or several do.
     """
     found = {str(event["run_id"]) for event in _started() if str(event["run_id"]).startswith(text)}
+    found = found or {run_id for run_id in _made_ahead() if run_id.startswith(text)}
     if len(found) != 1 or not text:
         what = "no run has" if not found or not text else f"{len(found)} runs have"
         hint = "name a package's directory, or a run as the log has it (`covenant audit recent`)"
@@ -245,6 +251,7 @@ def _named(text: str) -> DenialSummary:
 
 def _collect(run_id: str) -> DenialSummary:
     from covenant.cli.audit import read_logs
+    from policy import standby
     from policy.denials import Denial
 
     told = DenialSummary(run_id, "")
@@ -253,6 +260,9 @@ def _collect(run_id: str) -> DenialSummary:
             continue
         if event.get("type") == "run_started":
             told.agent_id, told.package = str(event.get("agent_id", "")), str(event.get("package") or "")
+            told.used = True
+        elif event.get("reason") == standby.MADE_AHEAD:
+            told.agent_id, told.used = str(event.get("agent_id", "")), False
         elif event.get("type") == "denied":
             denial = Denial(*(str(event.get(name, "")) for name in ("layer", "target", "code")))
             count = event.get("count")
@@ -265,3 +275,12 @@ def _started() -> Iterator[dict[str, Any]]:
 
     events = read_logs.supervisor_events(b"run_started")
     return (event for event in events if event.get("type") == "run_started" and "run_id" in event)
+
+
+def _made_ahead() -> Iterator[str]:
+    """Yield the run ids of standby instances, used or not."""
+    from covenant.cli.audit import read_logs
+    from policy import standby
+
+    events = read_logs.supervisor_events(standby.MADE_AHEAD.encode())
+    return (str(one["run_id"]) for one in events if one.get("reason") == standby.MADE_AHEAD and "run_id" in one)

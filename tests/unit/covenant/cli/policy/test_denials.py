@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from covenant.cli.policy import denials as command
+from policy import standby
 from policy.denials import Denial, Row
 from sandbox.audit.log import Ledger
 from tests import cli_kit, copied_log_kit
@@ -31,6 +33,15 @@ class Log:
 
     def run(self, run_id: str, agent: str, *rows: Row, package: str = "") -> None:
         self._append("run_started", **STARTED, run_id=run_id, agent_id=agent, package=package)
+        self._deny(run_id, agent, rows)
+
+    def instance(self, run_id: str, agent: str, *rows: Row) -> None:
+        """Add a standby instance that waits."""
+        made = {"state": "Isolated", "reason": standby.MADE_AHEAD}
+        self._append("run_state", run_id=run_id, agent_id=agent, operator="standby", **made)
+        self._deny(run_id, agent, rows)
+
+    def _deny(self, run_id: str, agent: str, rows: Sequence[Row]) -> None:
         for row in rows:
             one = row.denial
             words = {"layer": one.layer, "target": one.target, "code": one.code, "grant": one.grant}
@@ -96,6 +107,19 @@ def test_what_run_says_is_short_and_leaves_libcs_attempts_out(capsys: pytest.Cap
     assert said[0] == f"denied {rows[0].denial.id}: packet 192.0.2.1:1/tcp: not_granted"
     assert said[1].endswith("(2 times)")
     assert said[5:] == ["denied: 3 more", "  explained by: covenant denials run-1"]
+
+
+def test_standby_instance_that_waits_is_named(log: Log) -> None:
+    """It has no start in the log before its intent; its denials are those of its own start."""
+    log.run(FIRST, "one", Row(NAME, 1))
+    log.instance(SECOND, "two", Row(NAME, 3))
+    said = cli_kit.document("denials", SECOND[:5])
+    assert (said["run_id"], said["agent_id"], said["used"]) == (SECOND, "two", False)
+    assert [one["count"] for one in said["denials"]] == [3]
+    assert f"standby instance, which has not been used, {SECOND} of two: 1 denial\n" in cli_kit.done("denials", SECOND)
+    log.run(SECOND, "two", Row(NAME, 1))
+    used = cli_kit.document("denials", SECOND)
+    assert (used["used"], [one["count"] for one in used["denials"]]) == (True, [4])
 
 
 def test_no_log_and_no_run_of_agent(covenant_home: Path) -> None:
