@@ -208,12 +208,13 @@ def ask_unsigned(
     places: Sequence[Path],
     ran: Sequence[KnownRun],
     *,
+    named: Sequence[KnownRun] = (),
     yes: bool = False,
     as_json: bool = False,
 ) -> None:
     """Name the packages that the version leaves unsigned, and ask whether to go on.
 
-    These are packages below ``places``, and those of the runs ``ran``.
+    These are packages below ``places``, and those of the runs ``ran``. Those of the runs ``named`` are only named.
 
     Raises:
         errors.TrustError: there are some, and nothing can be asked with ``--json``.
@@ -222,8 +223,12 @@ def ask_unsigned(
     from covenant.keys import known_agents, left_unsigned
 
     packages = known_agents.packages(places, ran)
-    found = left_unsigned.after(packages, held.root.document, wanted.document, now_ms=times.now_ms())
-    for one in found:
+    others = [one for one in known_agents.packages(places, (*ran, *named)) if one not in packages]
+    found, more = (
+        left_unsigned.after(some, held.root.document, wanted.document, now_ms=times.now_ms())
+        for some in (packages, others)
+    )
+    for one in (*found, *more):
         path, by = common.visible(str(one.path)), ", ".join(one.signers)
         common.say(f"left unsigned: {common.visible(one.agent_id)} in {path}, signed by {by}", err=True)
     if not found or yes:

@@ -729,6 +729,27 @@ def test_package_of_archived_run_is_asked_about(covenant_home: Path, tmp_path: P
     assert call(*remove, stdin="y\n").exit_code == 0
 
 
+def test_import_names_package_of_archived_run(covenant_home: Path, tmp_path: Path) -> None:
+    """An operator who signs the version is asked; a host that installs a complete one only prints it."""
+    for name in ("ann", "bob", "eve"):
+        done("keys", "new", name, "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("trust", "add", "bob", "--sign-with", "ann")
+    done("trust", "add", "eve", "--root", "--root-threshold", "2", "--sign-with", "ann", "--sign-with", "eve")
+    place = _agent(tmp_path / "elsewhere", "of-bob", "bob")
+    _archived(covenant_home, "of-bob", place)
+    done("trust", "remove", "bob", "--sign-with", "ann", "--yes")
+    done("trust", "export", tmp_path / "asked")
+    warning = f"left unsigned: of-bob in {place}, signed by bob"
+    completing = ("trust", "import", tmp_path / "asked", "--key", "eve")
+    said = call(*completing, stdin="n\n")
+    assert (said.exit_code, said.output.count(warning), _version()) == (1, 1, 3)
+    looked = call("trust", "import", tmp_path / "asked")
+    assert (looked.exit_code, looked.output.count(warning), "Go on" in looked.output) == (0, 1, False)
+    assert call(*completing, stdin="y\n").exit_code == 0
+    assert _version() == 4
+
+
 def test_revoke_of_unknown_agent_is_asked_about(covenant_home: Path, public: dict[str, str]) -> None:
     _agent(covenant_home, "greeter", "ann")
     _archived(covenant_home, "archived", Path("/no/such"))
