@@ -35,6 +35,8 @@ from sandbox.shim.process import Shim
 GRACE_SECONDS: Final = 1.0
 # How long a killed shim may take to die before it is reported.
 DEATH_SECONDS: Final = 1.0
+# How long a stop lets a shim that cleans up go on. The next start does the rest.
+CLEAN_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 1.0
 _STEP_SECONDS: Final = 0.2
 _ANSWER_SECONDS: Final = 2.0
@@ -79,6 +81,7 @@ class _Watched:
     page: Page
     ending: bool = False
     hangs: bool = False
+    cleans: bool = False
     uid: int = 0
 
 
@@ -94,6 +97,10 @@ class Overdue:
     def add(self, child: Shim, page: Page) -> None:
         """A shim was forked, and announces on ``page``."""
         self._watched[child.pidfd] = _Watched(child, page)
+
+    def lets_finish(self, pidfd: int) -> None:
+        """Let this shim, which takes away what a killed one left, go on for ``CLEAN_SECONDS`` of a stop."""
+        self._watched[pidfd].cleans = True
 
     def remove(self, pidfd: int) -> None:
         """It has ended."""
@@ -127,17 +134,21 @@ class Overdue:
     def end_all(self, exited: Callable[[int], None], seconds: float) -> None:
         """Ask each shim to end, and wait until it has cleaned up: at most so long, and ``DEATH_SECONDS`` after that.
 
-        A shim that makes an access is ended at once, one that hangs is not waited for. ``exited`` is called with the
-        pidfd of each that has ended.
+        A shim that takes away what a killed one left is asked only after ``CLEAN_SECONDS``. A shim that makes an access
+        is ended at once, one that hangs is not waited for. ``exited`` is called with the pidfd of each that has ended.
         """
         begin = time.monotonic()
         for one in self._watched.values():
-            if not one.hangs:
+            if not one.hangs and not one.cleans:
                 one.child.signal(signal.SIGTERM)
         while waited := self._unended(exited):
             now = time.monotonic()
             if now >= begin + seconds:
                 break
+            for one in waited if now >= begin + CLEAN_SECONDS else ():
+                if one.cleans:
+                    one.cleans = False
+                    one.child.signal(signal.SIGTERM)
             systemd.alive()
             self.tick(now, at_once=now >= begin + GRACE_SECONDS)
             process.wait(waited[0].child.pidfd, _STEP_SECONDS)

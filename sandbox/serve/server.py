@@ -337,7 +337,7 @@ class Server:
 
     # --- shims ----------------------------------------------------------------------------------
 
-    def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> None:
+    def _fork(self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None]) -> int:
         child, page = overdue.fork(work, keep, self.supervisor.config.request_seconds)
         try:
             self._selector.register(child.pidfd, selectors.EVENT_READ, functools.partial(self._exited, child.pidfd))
@@ -349,6 +349,7 @@ class Server:
             raise errors.KernelError(f"epoll_ctl: {e.strerror}") from e
         self._keepers[child.pidfd] = (child, ended)
         self._overdue.add(child, page)
+        return child.pidfd
 
     def _exited(self, pidfd: int) -> None:
         child, ended = self._keepers.pop(pidfd)
@@ -418,8 +419,9 @@ class Server:
             return
         self._recovering, self._again = True, False
         keep = (2, self.host_network) if self.host_network >= 0 else (2,)
+        work = functools.partial(connection.recover, self.supervisor, self.host_network)
         try:
-            self._fork(functools.partial(connection.recover, self.supervisor, self.host_network), keep, self._recovered)
+            self._overdue.lets_finish(self._fork(work, keep, self._recovered))
         except errors.KernelError:
             self._recovering = False  # the next that ends badly asks again, and so does the next start
 

@@ -277,9 +277,10 @@ def test_who_only_closes_what_was_refused_does_not_keep_it(
     class Held(server.Server):
         def _fork(
             self, work: Callable[[], object], keep: tuple[int, ...], ended: Callable[[int], None], **more: Any
-        ) -> None:
+        ) -> int:
             holds = os.open(f"/proc/self/fd/{keep[0]}", os.O_WRONLY | os.O_CLOEXEC)
             caught.append((process.fork(work, keep=keep, **more), holds))
+            return caught[-1][0].pidfd
 
     supervisor: Any = None
     null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
