@@ -98,7 +98,9 @@ def check_value(value: memoryview) -> None:
         errors.SecretError: Raised when it is empty, too long, or not UTF-8 without NUL.
     """
     if not 0 < len(value) <= MAX_VALUE_BYTES:
-        raise errors.SecretError(f"a secret has between 1 and {MAX_VALUE_BYTES} bytes")
+        raise errors.SecretError(
+            f"a secret has between 1 and {MAX_VALUE_BYTES} bytes", hint="covenant vault put AGENT NAME < FILE"
+        )
     try:
         # INVARIANT: no cause and no context: they quote the bytes.
         is_text = "\0" not in str(value, "utf-8")
@@ -110,9 +112,8 @@ def check_value(value: memoryview) -> None:
 
 def missing(agent_id: str, name: str) -> errors.SecretError:
     """Return the error of a change to a missing secret."""
-    return errors.SecretError(
-        f"agent `{agent_id}` has no secret `{name}`", hint=f"covenant vault put {agent_id} {name}"
-    )
+    hint = f"covenant vault list shows which there are; a new one: covenant vault put {agent_id} {name}"
+    return errors.SecretError(f"agent `{agent_id}` has no secret `{name}`", hint=hint)
 
 
 def taken(agent_id: str, name: str) -> errors.SecretError:

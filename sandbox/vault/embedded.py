@@ -38,6 +38,11 @@ _OTHER_KEY = {
     "key-file": "give --passphrase-file FILE; so that runs can open it: "
     "covenant vault rekey --passphrase-file FILE --new-passphrase-file FILE --key-file NEW",
 }
+# The fix for another key of a kind that opens the vault.
+_WRONG_KEY = {
+    "passphrase": "give the passphrase of the last covenant vault init or rekey",
+    "key-file": "write [vault] key in config.toml with the --key-file of the last covenant vault init or rekey",
+}
 FOLDER, FILE, HEAD = "vault", "vault.json", "vault-head.json"
 
 KeySource = Callable[[], contextlib.AbstractContextManager[Key]]
@@ -120,7 +125,11 @@ class FileVault:
         with self._folder(make=True) as (state, folder), atomic_file.locked(folder, where=self._where, error=_Busy):
             head = self._head(state)
             if self._raw(folder) is not None or (head is not None and head.generation):
-                raise errors.VaultError("there is a vault here already, or there was one", where=self._where)
+                raise errors.VaultError(
+                    "there is a vault here already, or there was one",
+                    hint="covenant vault list shows it; covenant vault rekey gives it other keys",
+                    where=self._where,
+                )
             vault = uuid.uuid4().hex
             with Locked(sealing.KEY_BYTES) as master:
                 master.fill_random()
@@ -371,7 +380,8 @@ def _opened_by(key: Key, found: Document, where: str) -> Locked:
     what = "passphrase" if key.kind == "passphrase" else "key file"
     if all(one.kind != key.kind for one in found.locks):
         raise errors.VaultKeyError(f"no {what} opens the vault", hint=_OTHER_KEY[key.kind], where=where)
-    raise errors.VaultKeyError(f"this {what} does not open the vault, or its locks were changed", where=where)
+    message = f"this {what} does not open the vault, or its locks were changed"
+    raise errors.VaultKeyError(message, hint=_WRONG_KEY[key.kind], where=where)
 
 
 def _rewrapped(record: SecretRecord, vault: str, old: Locked, new: Locked) -> SecretRecord:

@@ -21,7 +21,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from sandbox.config import Config
-    from sandbox.vault.backend import Backend, SecretEntry
+    from sandbox.vault.backend import Backend, Before, Change, SecretEntry
     from sandbox.vault.embedded import FileVault
     from sandbox.vault.keys import Key
 
@@ -61,8 +61,8 @@ def init(key_file: Path | None, new_passphrase: bool, new_passphrase_file: str |
     with contextlib.ExitStack() as stack:
         made = _embedded(config, lambda: _opener(config, None))
         key_file = key_file or _configured_file(config, unless=new_passphrase or bool(new_passphrase_file))
-        keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
-        made.create(keys, before=vault_log.writer(config, "file"))
+        keys, before = _keys(stack, config, key_file, new_passphrase, new_passphrase_file)
+        made.create(keys, before=before)
     _say(as_json, {"kind": "vault_created", "path": str(config.state / "vault")}, f"vault {config.state / 'vault'}")
     if key_file and not config.vault.key and not as_json:
         common.say(f"so that runs can open it: {_key_line(config, str(key_file.absolute()))}", err=True)
@@ -79,13 +79,30 @@ def rekey(
     passphrase_file: str | None,
     as_json: bool,
 ) -> None:
-    """Have other keys open the vault, and those of before no more. Give every one that shall."""
+    """Replace the keys of the vault by the ones given here. No other key opens it afterwards.
+
+    To add a passphrase and keep the key file, give both.
+    """
     config = vault_config()
     with contextlib.ExitStack() as stack:
         found = _embedded(config, lambda: _opener(config, passphrase_file))
-        keys = _keys(stack, key_file, new_passphrase, new_passphrase_file)
-        found.rekey(keys, before=vault_log.writer(config, "file"))
-    _say(as_json, {"kind": "vault_rekeyed"}, "the vault has other keys")
+        keys, before = _keys(stack, config, key_file, new_passphrase, new_passphrase_file)
+        found.rekey(keys, before=before)
+    opens = [] if key_file is None else [str(key_file.absolute())]
+    opens += ["a passphrase"] if new_passphrase or new_passphrase_file is not None else []
+    _say(as_json, {"kind": "vault_rekeyed", "opens": opens}, f"only this opens the vault now: {', '.join(opens)}")
+    _warn_of_locked_runs(config, key_file)
+
+
+def _warn_of_locked_runs(config: Config, key_file: Path | None) -> None:
+    """Warn if the key file of the configuration, by which runs open the vault, is none of its keys."""
+    try:
+        opened_by_runs(config).entries()
+    except errors.VaultKeyError as e:
+        words = "--passphrase-file FILE --new-passphrase-file FILE"
+        again = f"covenant vault rekey {words} --key-file {config.vault.key or 'FILE'}"
+        common.say(f"warning: no run can open it: {common.visible(e.message)}", err=True)
+        common.say(f"  fix: {_key_line(config, str(key_file.absolute())) if key_file else again}", err=True)
 
 
 @vault.command(epilog=common.examples("covenant vault put librarian mail < secret"))
@@ -199,6 +216,13 @@ def opened_vault(config: Config, passphrase_file: str | None) -> Backend:
     return vault_open.configured(config, lambda: _opener(config, passphrase_file))
 
 
+def opened_by_runs(config: Config) -> Backend:
+    """Open the vault as a run does: by the key file of the configuration alone."""
+    from sandbox.vault import open as vault_open
+
+    return vault_open.configured(config)
+
+
 def _embedded(config: Config, key: Callable[[], contextlib.AbstractContextManager[Key]]) -> FileVault:
     from sandbox.vault.embedded import FileVault
 
@@ -272,14 +296,21 @@ def _configured_file(config: Config, *, unless: bool) -> Path | None:
     return file
 
 
-def _keys(stack: contextlib.ExitStack, file: Path | None, prompt: bool, passphrase_file: str | None) -> list[Key]:
+def _keys(
+    stack: contextlib.ExitStack, config: Config, file: Path | None, prompt: bool, passphrase_file: str | None
+) -> tuple[list[Key], Before]:
+    """Return the new keys, and what writes the row of the change before it is made.
+
+    A key file that is made here is removed again if the command fails before that row.
+    """
     from sandbox.vault import keys
 
-    found = []
+    found, unused = [], stack.enter_context(contextlib.ExitStack())
     if file is not None:
         file = file.absolute()
         if not file.exists():
             keys.make_file(file)
+            unused.callback(file.unlink, missing_ok=True)
         found.append(stack.enter_context(keys.configured(str(file))))
     if prompt and passphrase_file is not None:
         raise errors.UsageError("--new-passphrase and --new-passphrase-file exclude each other")
@@ -288,7 +319,14 @@ def _keys(stack: contextlib.ExitStack, file: Path | None, prompt: bool, passphra
         found.append(stack.enter_context(keys.passphrase(bytearray(given))))
     if not found:
         raise errors.UsageError("the vault needs a key", hint="give --key-file or --new-passphrase")
-    return found
+    write = vault_log.writer(config, "file")
+
+    def before(change: Change) -> None:
+        write(change)
+        # INVARIANT: from the row on the vault may have this key, also if the command fails later.
+        unused.pop_all()
+
+    return found, before
 
 
 @contextlib.contextmanager

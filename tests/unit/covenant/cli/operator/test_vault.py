@@ -137,6 +137,50 @@ def test_passphrase_opens_it_and_rekey_replaces_it(home: Path, tmp_path: Path) -
     assert len(cli_kit.document("vault", "list", "--passphrase-file", second)["secrets"]) == 1
 
 
+def test_rekey_says_what_opens_it_and_that_runs_cannot(home: Path, tmp_path: Path) -> None:
+    words, config = private(tmp_path / "words", "correct horse\n"), home / "supervisor" / "config.toml"
+    cli_kit.done("vault", "init")
+    put("probe", "db", "planted")
+    said = cli_kit.call("vault", "rekey", "--new-passphrase-file", words)
+    assert said.stdout == "only this opens the vault now: a passphrase\n"
+    warned, fix = said.stderr.splitlines()
+    assert warned == "warning: no run can open it: no key file opens the vault"
+    # The fix: the key file opens it again, with the passphrase.
+    cli_kit.done(*fix.replace("FILE", str(words)).partition("covenant ")[2].split())
+    assert len(cli_kit.document("vault", "list")["secrets"]) == 1
+    # Another file than the configured one.
+    said = cli_kit.call("vault", "rekey", "--key-file", home / "new.key")
+    assert said.stdout == f"only this opens the vault now: {home}/new.key\n"
+    assert said.stderr.splitlines()[1] == f'  fix: write [vault] key = "{home}/new.key" in {config}'
+    hint = cli_kit.refused("vault_locked", "vault", "list").hint or ""
+    assert hint.startswith("write [vault] key in config.toml with the --key-file of the last")
+    config.write_text(f'[vault]\nkey = "{home}/new.key"\n')
+    assert len(cli_kit.document("vault", "list")["secrets"]) == 1
+    said = cli_kit.call("vault", "rekey", "--key-file", home / "new.key", "--new-passphrase-file", words)
+    assert (said.stdout, said.stderr) == (f"only this opens the vault now: {home}/new.key, a passphrase\n", "")
+
+
+def test_failed_rekey_leaves_no_key_file(home: Path, tmp_path: Path) -> None:
+    words, key = private(tmp_path / "words", "correct horse\n"), home / "new.key"
+    cli_kit.done("vault", "init")
+    words.chmod(0o644)
+    cli_kit.refused("key_file", "vault", "rekey", "--key-file", key, "--new-passphrase-file", words)
+    (home / "vault.key").rename(home / "kept.key")
+    cli_kit.refused("vault_locked", "vault", "rekey", "--key-file", key)
+    cli_kit.refused("vault_unusable", "vault", "init", "--key-file", key)
+    assert not key.exists()
+    (home / "kept.key").rename(home / "vault.key")
+    cli_kit.done("vault", "rekey", "--key-file", key)
+    assert key.exists()
+
+
+def test_secret_that_is_not_there_is_looked_up(home: Path) -> None:
+    cli_kit.done("vault", "init")
+    put("probe", "db", "planted")
+    hint = cli_kit.refused("secret_refused", "vault", "rm", "probe", "bd").hint or ""
+    assert hint.startswith("covenant vault list shows which there are")
+
+
 def test_stdin_gives_one_thing(home: Path) -> None:
     cli_kit.refused("usage", "vault", "put", "probe", "db", "--passphrase-file", "-", stdin="x\ny")
 
