@@ -18,7 +18,7 @@ from policy.grants.sets.access import PROTOCOLS, Protocol
 from policy.manifest import text
 from policy.manifest.permissions import CALLS
 from policy.manifest.tools import command
-from policy.why import files, kernel, limit, tools
+from policy.why import files, kernel, limit, services, tools
 from policy.why.ask import Answer, Question, Sight, ask
 
 HTTPS: Final = 443
@@ -397,6 +397,8 @@ def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
     if denial.code == denials.REST_CODE:
         return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
     if denial.layer == "tool" and (said := _tool_note(denial, sight)):
+        return said
+    if denial.layer == "model" and (said := services.note(denial, sight.found.grants.services)):
         return said
     if denial.code == denials.NOT_APPROVED and denial.layer in ("dns", "sni"):
         return _ASKED

@@ -104,6 +104,42 @@ def test_what_no_line_allows(denial: Denial, note: str) -> None:
     assert note in found.note
 
 
+@pytest.mark.parametrize(
+    ("code", "target", "said"),
+    [
+        (
+            "model_not_granted",
+            "POST /v1/chat/completions: the model `big-1` is not granted",
+            'add to models of provider "local" in allow of [services.models]: "big-1"',
+        ),
+        ("search_not_granted", "GET /search: no provider of searches is granted", 'allow = ["PROVIDER"]'),
+        (
+            "host_not_granted",
+            "GET /fetch: pages of wiki.example are not granted",
+            'add to hosts of [services.fetch]: "wiki.example"',
+        ),
+        ("host_not_granted", "GET /fetch: the page redirects to a host that is not granted", "to which the page"),
+        (
+            "agent_not_granted",
+            "POST /other: the agent `other` is not granted",
+            'add to allow of [services.agents]: "other"',
+        ),
+        (
+            "signal_not_granted",
+            "POST /v1/logs: the signal logs is not granted",
+            'add to signals of [services.telemetry]: "logs"',
+        ),
+        ("provider_failed", "provider local", "covenant models test NAME"),
+        ("content_refused", "POST /v1/messages: a URL", "no line of agent.toml allows it"),
+        ("model_not_granted", "something else", "no line of agent.toml allows it"),
+    ],
+)
+def test_service_that_is_not_granted_names_its_line(code: str, target: str, said: str) -> None:
+    before = sight(more='[services.models]\nallow = [{ provider = "local", models = ["small-*"] }]\n')
+    found = denied.explain(Denial("model", target, code), before)
+    assert (found.add, said in found.note) == ((), True), found.note
+
+
 def test_call_and_program_are_asked_for_by_their_own_tables() -> None:
     found = denied.explain(Denial("syscall", "getcpu", "not_granted"), FULL)
     assert wanted(found.add) == {"permissions": {"syscalls": {"allow": ["getcpu"]}}}

@@ -1,0 +1,40 @@
+"""What ends a denial of the service gate: the line to add to a section of ``services``, or the operator's part.
+
+The target is the gate's own sentence (sandbox.network.service), in which the agent chose the quoted name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from policy.denials import Denial
+from policy.grants.services import ServiceSet
+from policy.manifest import text
+
+_MODEL: Final = re.compile(r"the model `(?P<name>.+)` is not granted$")
+_AGENT: Final = re.compile(r"the agent `(?P<name>.+)` is not granted$")
+_PAGES: Final = re.compile(r"pages of (?P<name>\S+) are not granted$")
+_SIGNAL: Final = re.compile(r"the signal (?P<name>\S+) is not granted$")
+_OPERATORS: Final = frozenset({"provider_failed", "no_provider", "key_refused"})
+
+
+def note(denial: Denial, granted: ServiceSet) -> str:
+    """Return what to add or to try; empty for a request that no line allows."""
+    if denial.code == "model_not_granted" and (found := _MODEL.search(denial.target)):
+        providers = sorted({provider for provider, _ in granted.models})
+        whose = f"provider {text.toml(providers[0])}" if len(providers) == 1 else "its provider"
+        return f"add to models of {whose} in allow of [services.models]: {text.toml(found['name'])}"
+    if denial.code == "search_not_granted":
+        return 'add to [services.search]: allow = ["PROVIDER"]; covenant models list shows them'
+    if denial.code == "host_not_granted":
+        found = _PAGES.search(denial.target)
+        host = text.toml(found["name"]) if found else "the host to which the page redirects"
+        return f"add to hosts of [services.fetch]: {host}"
+    if denial.code == "agent_not_granted" and (found := _AGENT.search(denial.target)):
+        return f"add to allow of [services.agents]: {text.toml(found['name'])}"
+    if denial.code == "signal_not_granted" and (found := _SIGNAL.search(denial.target)):
+        return f"add to signals of [services.telemetry]: {text.toml(found['name'])}"
+    if denial.code in _OPERATORS:
+        return "it is the operator's part: covenant models test NAME says whether a provider answers"
+    return ""
