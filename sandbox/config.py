@@ -125,13 +125,10 @@ class TlsSettings(pydantic.BaseModel):
         """Return the files beside the system's.
 
         Raises:
-            errors.ConfigError: Raised when one is missing, or others can write it.
+            errors.ConfigError: Raised when one is missing or has no certificate, or others can write it.
         """
         for one in self.ca:
-            try:
-                check_owner(one)
-            except errors.HostError as e:
-                raise errors.ConfigError(f"tls.ca: {e.message}", hint=e.hint) from e
+            check_authorities("tls.ca", one)
         return tuple(map(str, self.ca))
 
     def authorities(self) -> bytes:
@@ -447,6 +444,29 @@ def _resolve(path: Path) -> Path:
         pending = [p for p in target.parts if p != "/"] + pending
         current = Path("/") if target.is_absolute() else current
     return current
+
+
+def check_authorities(key: str, path: Path, *, owned: bool = True) -> None:
+    """Check a file of certificates before the process is started that reads it, whose own error would be obscure.
+
+    ``key`` names the setting. With ``owned`` only root may be able to change the file.
+
+    Raises:
+        errors.ConfigError: Raised when it is missing or has no certificate in PEM, or others can write it.
+    """
+    import ssl
+
+    hint = "name a file of certificates in PEM"
+    try:
+        if owned:
+            check_owner(path)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+    except errors.HostError as e:
+        raise errors.ConfigError(f"{key}: {e.message}", hint=e.hint or hint) from e
+    except ssl.SSLError as e:
+        raise errors.ConfigError(f"{key}: `{path}` has no certificate in PEM", hint=hint) from e
+    except OSError as e:
+        raise errors.ConfigError(f"{key}: `{path}`: {e.strerror}", hint=hint) from e
 
 
 def check_owner(path: Path) -> os.stat_result:

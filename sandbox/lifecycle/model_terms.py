@@ -17,7 +17,7 @@ from sandbox import export_settings
 from sandbox.audit.run_events import RunEvents
 from sandbox.broker.credentials import Found
 from sandbox.broker.vault_process import Fetcher
-from sandbox.config import Config, check_owner
+from sandbox.config import Config, check_authorities
 from sandbox.kernel.proc.secret_memory import guard_process
 from sandbox.lifecycle.types import Request
 from sandbox.network.gate.proxy import Proxy, ProxyTerms
@@ -36,7 +36,7 @@ def of(decision: Decision, config: Config, rows: RunEvents, request: Request, me
     Raises:
         errors.VaultError: a key cannot be had, with the verb that puts it there, or no operator signed for the agent
             id whose token it is.
-        errors.ConfigError: a file of authorities is missing, or as ``_collector``.
+        errors.ConfigError: a file of authorities is missing or has no certificate, or as ``_collector``.
     """
     effective = decision.effective
     if request.is_dev and effective.agents:
@@ -50,11 +50,12 @@ def of(decision: Decision, config: Config, rows: RunEvents, request: Request, me
     granted = _granted(decision, operators.providers)
     for name, one in granted.items():
         # INVARIANT: never the system's authorities in place of a file that is not there.
-        if one.ca is not None and not one.ca.is_file():
-            raise errors.ConfigError(
-                f"provider `{name}`: there is no file `{one.ca}`", hint="name a file of certificates in providers.toml"
-            )
+        if one.ca is not None:
+            check_authorities(f"providers.{name}.ca", one.ca, owned=False)
     pages = {host: one for host, one in operators.pages.items() if effective.web.holds(host)}
+    for host, place in pages.items():
+        if place.ca is not None:
+            check_authorities(f"fetch.{host}.ca", place.ca, owned=False)
     told = functools.partial(_told, granted, rows)
     by = proxy(config)
     return gate.Terms(
@@ -79,12 +80,7 @@ def _collector(decision: Decision, config: Config, rows: RunEvents, request: Req
     """
     settings = config.export
     if settings.agents_ca is not None:
-        try:
-            check_owner(settings.agents_ca)
-        except errors.HostError as e:
-            raise errors.ConfigError(
-                f"export.agents_ca: {e.message}", hint=e.hint or "name a file of certificates"
-            ) from e
+        check_authorities("export.agents_ca", settings.agents_ca)
     stamp = {
         "covenant.run.id": rows.run_id,
         "covenant.agent.id": decision.manifest.agent.id,

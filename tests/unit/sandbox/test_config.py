@@ -10,6 +10,7 @@ import pytest
 
 from policy import errors
 from sandbox import config
+from tests.kernel.tls_servers import Certificates
 from sandbox.proxy_settings import ProxySettings
 
 
@@ -112,13 +113,19 @@ def test_what_is_wrong_is_named(text: str, named: str) -> None:
 
 
 def test_authorities_are_read_in_order(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(f"{name}\n\n")
+    certificates = [Certificates(tmp_path, name).path.read_bytes() for name in ("one.example", "two.example")]
+    for name, raw in zip(("one", "two"), certificates, strict=True):
+        (tmp_path / name).write_bytes(raw + b"\n")
     found = config.parse(f'[tls]\nca = ["{tmp_path}/two", "{tmp_path}/one"]\n'.encode(), file="", state=tmp_path)
-    assert found.tls.authorities() == b"two\none\n"
-    (tmp_path / "one").unlink()
-    with pytest.raises(errors.ConfigError, match=r"tls\.ca"):
-        found.tls.authorities()
+    assert found.tls.authorities() == certificates[1] + certificates[0]
+    for damage in ("no certificate", None):
+        (tmp_path / "one").unlink() if damage is None else (tmp_path / "one").write_text(damage)
+        with pytest.raises(errors.ConfigError, match=rf"tls\.ca: `{tmp_path}/one`") as refused:
+            found.tls.authorities()
+        assert refused.value.hint == "name a file of certificates in PEM"
+    # The fix.
+    (tmp_path / "one").write_bytes(certificates[0])
+    assert found.tls.authorities()
 
 
 def test_state_s_file_comes_before_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,8 +230,7 @@ def test_links_in_circle_end(tmp_path: Path) -> None:
 
 
 def test_missing_authority_is_refused(tmp_path: Path) -> None:
-    there = tmp_path / "ca.pem"
-    there.write_text("")
+    there = Certificates(tmp_path, "one.example").path
     assert config.TlsSettings(ca=(there,)).bundles() == (str(config.SYSTEM_CA), str(there))
     with pytest.raises(errors.ConfigError, match="cannot be looked at"):
         config.TlsSettings(ca=(tmp_path / "absent.pem",)).bundles()

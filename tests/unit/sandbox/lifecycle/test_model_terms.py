@@ -18,6 +18,7 @@ from sandbox import config
 from sandbox.lifecycle import model_terms
 from sandbox.lifecycle.types import Request
 from sandbox.network.service import upstream
+from tests.kernel.tls_servers import Certificates
 
 
 def _terms(*, dev: str, typed: bool, agents: tuple[str, ...]) -> None:
@@ -41,9 +42,9 @@ def test_other_runs_go_on_to_the_providers(dev: str, *, typed: bool, agents: tup
         _terms(dev=dev, typed=typed, agents=agents)
 
 
-def _of(state: Path, *, models: ServiceSet, telemetry: TelemetrySet) -> None:
+def _of(state: Path, *, models: ServiceSet, telemetry: TelemetrySet, web: WebSet = WebSet.bottom()) -> None:
     nothing: Any = None
-    granted = {"services": models, "web": WebSet(), "agents": AgentSet(), "telemetry": telemetry}
+    granted = {"services": models, "web": web, "agents": AgentSet(), "telemetry": telemetry}
     decision: Any = types.SimpleNamespace(
         effective=types.SimpleNamespace(**granted),
         manifest=types.SimpleNamespace(agent=types.SimpleNamespace(id="asker")),
@@ -63,9 +64,25 @@ def test_missing_authorities_are_not_the_systems(tmp_path: Path) -> None:
         with pytest.raises(errors.ConfigError, match=r"pinned\.pem") as refused:
             _of(tmp_path, **grants)  # type: ignore[arg-type]
         assert refused.value.hint
-    pinned.write_text("")
-    pinned.chmod(0o644)
+    pinned.write_text("no certificate")
+    with pytest.raises(errors.ConfigError, match=r"providers\.far\.ca: .* has no certificate in PEM"):
+        _of(tmp_path, models=models, telemetry=signals)
+    Certificates(tmp_path, "models.example").path.rename(pinned)
     _of(tmp_path, models=models, telemetry=signals)
+
+
+def test_missing_authorities_of_a_page_are_named(tmp_path: Path) -> None:
+    (tmp_path / "providers.toml").write_text(f'[fetch."wiki.example"]\nca = "{tmp_path}/internal.pem"\n')
+    (tmp_path / "providers.toml").chmod(0o600)
+    web = WebSet.of((), ["wiki.example"])
+    with pytest.raises(errors.ConfigError, match=r"fetch\.wiki\.example\.ca: `.*`: No such file") as refused:
+        _of(tmp_path, models=ServiceSet(), telemetry=TelemetrySet(), web=web)
+    assert refused.value.hint == "name a file of certificates in PEM"
+    # The fix. A page that is not granted needs no file.
+    Certificates(tmp_path, "wiki.example").path.rename(tmp_path / "internal.pem")
+    _of(tmp_path, models=ServiceSet(), telemetry=TelemetrySet(), web=web)
+    (tmp_path / "internal.pem").unlink()
+    _of(tmp_path, models=ServiceSet(), telemetry=TelemetrySet())
 
 
 def test_gate_without_its_file_of_authorities_does_not_start(tmp_path: Path) -> None:
