@@ -84,7 +84,12 @@ def opened(home: Path, supervisor: Path) -> Iterator[Held]:
                 return
         raw = read(home, WORKING_COPY)
         if raw is None:
-            raise errors.TrustError("there is no trust root", hint="covenant trust init --key NAME", where=str(home))
+            raise errors.TrustError(
+                "there is no trust root",
+                hint="covenant trust init --key NAME; one that another operator made: "
+                "covenant trust import FILE --first DIGEST",
+                where=str(home),
+            )
         yield Held(TrustRoot.parse(raw), str(home / DIRECTORY / WORKING_COPY), None)
 
 

@@ -191,8 +191,9 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
             yield f"services.{key}", "a link to the service gate", host.network.lacks, host.network.mend
     for index, name in enumerate(search):
         if name not in host.searchers:
-            mend = f"write [providers.{name}] in providers.toml, of a kind that searches (docs/search.md)"
-            yield f"services.search.allow[{index}]", f"provider `{name}`", f"a provider `{name}` of searches", mend
+            write = f"write [providers.{name}] in providers.toml, of a kind that searches (docs/search.md)"
+            mend = _meant(name, host.searchers) + write
+            yield f"services.search.allow[{index}]", "a search", f"provider `{name}` of searches", mend
     if agents and not host.agent_servers:
         lacking, mend = "a server of agents", "write [providers.NAME] in providers.toml, of kind a2a (docs/a2a.md)"
         yield "services.agents.allow", "agents", lacking, mend
@@ -206,9 +207,14 @@ def _services(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:
         yield "services.models.allow", "a link to the service gate", host.network.lacks, host.network.mend
     for index, one in enumerate(asked):
         if one.provider not in host.providers:
-            mend = f"write [providers.{one.provider}] in providers.toml (docs/models.md)"
-            key = f"services.models.allow[{index}]"
-            yield key, f"provider `{one.provider}`", f"a provider `{one.provider}`", mend
+            write = f"write [providers.{one.provider}] in providers.toml (docs/models.md)"
+            mend = _meant(one.provider, host.providers) + write
+            yield f"services.models.allow[{index}]", "a model", f"provider `{one.provider}`", mend
+
+
+def _meant(name: str, known: tuple[str, ...]) -> str:
+    near = text.nearest(name, known)
+    return f"did you mean `{near}`? or: " if near else ""
 
 
 def _asked(manifest: Manifest, host: HostFacts) -> Iterator[Lack]:

@@ -16,6 +16,8 @@ from policy.signing import proposal, revocation, threshold
 from policy.signing.proposal import Proposal
 from policy.signing.root import OperatorKey, RootDocument
 
+_ALREADY = "nothing is left to do; covenant trust enforce ends live runs that depend on it"
+
 __all__ = [
     "add",
     "describe",
@@ -117,7 +119,7 @@ def revoke_key(
         raise _unknown(present, name)
     keyid = name if out is None else out.key.keyid
     if present.revoked.key(keyid) is not None:
-        raise errors.TrustError(f"key {keyid} is revoked already")
+        raise errors.TrustError(f"key {keyid} is revoked already", hint=_ALREADY)
     if out is not None:
         _refuse_last(present, out)
     left = [k for k in _keys(present) if out is None or k["public"] != out.public]
@@ -133,7 +135,7 @@ def revoke_manifest(present: RootDocument, payload_digest: str, *, now_ms: int, 
         errors.TrustError: it is revoked already, or not a digest.
     """
     if any(m.payload_digest == payload_digest for m in present.revoked.manifests):
-        raise errors.TrustError(f"manifest {payload_digest} is revoked already")
+        raise errors.TrustError(f"manifest {payload_digest} is revoked already", hint=_ALREADY)
     entry = {"payload_digest": payload_digest, "at": now_ms, "reason": reason}
     rows = [*present.revoked.model_dump()["manifests"], entry]
     return _next(present, revoked=_lists(present, manifests=sorted(rows, key=lambda row: str(row["payload_digest"]))))

@@ -55,6 +55,10 @@ _SIGN = "covenant manifest sign PACKAGE --key NAME --fresh"
 _CLOCK_HINT = (
     "the clock was ahead once: look at it; if it is right now: covenant state clock (as root), and then: " + _SIGN
 )
+_SCOPE_HINT = (
+    "covenant trust show lists which agents and roles each key may sign: sign with another key, or change that by "
+    "covenant trust set NAME"
+)
 _REVOKED_HINT = f"sign the package again: {_SIGN}, by a key that `covenant trust show` lists"
 
 
@@ -354,7 +358,7 @@ def _covering(signers: Iterable[Signer], role: str | None, where: str = _WHERE) 
     covering = tuple(s for s in signers if s.scope.covers_role(role))
     if not covering:
         wanted = f"role `{role}`" if role is not None else "a manifest without a role"
-        raise errors.UnknownKeyError(f"no signer may sign for {wanted}", where=where)
+        raise errors.UnknownKeyError(f"no signer may sign for {wanted}", hint=_SCOPE_HINT, where=where)
     return _enough(covering, where)
 
 
@@ -363,10 +367,14 @@ def _signers(
 ) -> tuple[Signer, ...]:
     covering = [k for k in keys if k.scope.covers_agent(agent_id)]
     if not covering:
-        raise errors.UnknownKeyError(f"no signer may sign for agent `{agent_id}`", where=where)
+        raise errors.UnknownKeyError(f"no signer may sign for agent `{agent_id}`", hint=_SCOPE_HINT, where=where)
     valid = [k for k in covering if k.not_before <= now_ms and latest_ms < k.expires_at]
     if not valid:
-        raise errors.ExpiredError(f"the key of `{covering[0].name}` is not valid now", where=where)
+        raise errors.ExpiredError(
+            f"the key of `{covering[0].name}` is not valid now",
+            hint="covenant trust show has its times; covenant trust set NAME --expires TIME changes its end",
+            where=where,
+        )
     return _enough(tuple(Signer(k.name, k.key.keyid, k.scope, k.threshold) for k in valid), where)
 
 

@@ -391,14 +391,18 @@ def _command_note(denial: Denial, name: str, argument: str) -> str:
     return "" if denial.code in CALLS else "call it again when others have ended"
 
 
+def _layer_note(denial: Denial, sight: Sight) -> str:
+    if denial.layer == "tool":
+        return _tool_note(denial, sight)
+    return services.note(denial, sight.found.grants.services) if denial.layer == "model" else ""
+
+
 def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
     if denial.layer == "time" and denial.target in _CLOCKS:
         return _CLOCKS[denial.target]
     if denial.code == denials.REST_CODE:
         return f"beyond a layer's rate, or the {denials.MAX_ROWS} rows of a run, there is only the number"
-    if denial.layer == "tool" and (said := _tool_note(denial, sight)):
-        return said
-    if denial.layer == "model" and (said := services.note(denial, sight.found.grants.services)):
+    if said := _layer_note(denial, sight):
         return said
     if denial.code == denials.NOT_APPROVED and denial.layer in ("dns", "sni"):
         return _ASKED

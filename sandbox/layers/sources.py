@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,6 +62,16 @@ def build(store: LayerStore, name: str, words: Sequence[str]) -> Packed:
     return store.pack(name, source, lambda pack: oci_archive.fill(pack, Path(given[0])))
 
 
+def _meant(place: str, needs: str, name: str) -> str:
+    """Return the fix for a directory that is no environment: the one directly below it, or another source."""
+    with contextlib.suppress(OSError):
+        for entry in sorted(os.listdir(place)):
+            if os.path.lexists(os.path.join(place, entry, needs)):
+                return f"did you mean `{os.path.join(place, entry)}`?"
+    made = "python3 -m venv DIR" if needs == "pyvenv.cfg" else "npm install in DIR"
+    return f"make one: {made}; any other directory: covenant layer build {name} --from DIR"
+
+
 def _at_its_place(store: LayerStore, name: str, top: Path, source: str, *, needs: str, programs: str) -> Packed:
     """Build a layer of a directory at the path that it has on the host: its own files name that path.
 
@@ -70,7 +81,7 @@ def _at_its_place(store: LayerStore, name: str, top: Path, source: str, *, needs
     if not os.path.lexists(os.path.join(place, needs)):
         kind = "virtual environment" if needs == "pyvenv.cfg" else "directory of npm"
         raise errors.LayerError(
-            f"`{place}` is no {kind}: it has no {needs}", hint="name the directory, or pack it with --from", where=place
+            f"`{place}` is no {kind}: it has no {needs}", hint=_meant(place, needs, name), where=place
         )
     top_fd = tree_walk.open_top(Path(place))
 

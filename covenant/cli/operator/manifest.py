@@ -15,9 +15,9 @@ from covenant.cli.policy import artefact_view, manifest_import
 from policy import errors
 
 if TYPE_CHECKING:
+    from covenant.keys import signers
     from policy.manifest.agent import Manifest
     from policy.package import Package
-    from policy.signing.statement import Statement
     from policy.signing.trust import Signer, TrustedPackage
 
 _PACKAGE = click.argument("package", type=click.Path(path_type=Path))
@@ -182,7 +182,9 @@ def sign(
     told.say_grants(parsed)
     told.say_defaults(parsed)
     trust_update_steps.warn_of_refusals(door, (statement,), agent=agent)
-    _warn_of_refusals(read, parsed, statement)
+    if statement.audience is None:
+        _warn_of_signers(package, door)
+        _warn_of_refusals(read, parsed)
 
 
 @manifest.command(
@@ -289,11 +291,31 @@ def _read(path: Path | int) -> tuple[Package, Manifest]:
     return read, parse.parse(read.manifest)
 
 
-def _warn_of_refusals(read: Package, parsed: Manifest, signed: Statement) -> None:
+def _warn_of_signers(package: Path, door: signers.Signer) -> None:
+    """Say on stderr if the trust root of this host lists the key, and does not count its signature or needs more."""
+    from sandbox.storage import package_reader as reader
+
+    if all(one.key.keyid != door.key.keyid for one in trust_update_steps.listed() or ()):
+        return
+    try:
+        counting = _verify(reader.read(package))[2]
+    except (errors.UnknownKeyError, errors.SignatureError) as e:
+        common.say(f"warning: runs on this host refuse the package for now: {common.visible(e.message)}", err=True)
+        if e.hint:
+            common.say(f"  fix: {common.visible(e.hint)}", err=True)
+        return
+    except errors.CovenantError:
+        return
+    if all(one.keyid != door.key.keyid for one in counting):
+        name = common.visible(door.name)
+        common.say(f"warning: the signature of `{name}` does not count for this agent id and role", err=True)
+        common.say("  fix: covenant trust show lists what it may sign; covenant trust set changes that", err=True)
+
+
+def _warn_of_refusals(read: Package, parsed: Manifest) -> None:
     """Say on stderr why a run of the signed package would be refused on this host, where this can be known."""
-    if signed.audience is None:
-        with contextlib.suppress(errors.CovenantError):  # this machine may only sign
-            artefact_view.say_errors(artefact_view.judged(read, parsed, None)[0])
+    with contextlib.suppress(errors.CovenantError):  # this machine may only sign
+        artefact_view.say_errors(artefact_view.judged(read, parsed, None)[0])
 
 
 def _verify(read: Package) -> tuple[Manifest, TrustedPackage, tuple[Signer, ...], str]:

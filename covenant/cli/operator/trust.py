@@ -324,7 +324,7 @@ def _import_first(root: TrustRoot, raw: bytes, digest: str, home: Path, now_ms: 
     if root.payload_digest != digest:
         raise errors.TrustError(
             f"the digest of this trust root is {root.payload_digest}, not {digest}",
-            hint="ask whoever made it: covenant trust show prints the digest",
+            hint="compare with the operator who exported it: covenant trust show prints the digest there",
         )
     supervisor = common.state() if trust_update_steps.running_as_root() else None
     with contextlib.ExitStack() as stack:

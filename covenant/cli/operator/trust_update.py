@@ -307,9 +307,9 @@ def _new_key(
             trust_update_steps.check_name(name) if named and name else "",
         )
     except ValueError as e:
-        raise errors.UsageError(
-            f"`{public}` is no public key: {e}", hint="covenant keys public NAME prints one"
-        ) from None
+        why = "it is not 64 hexadecimal digits" if re.fullmatch(r"[0-9A-Fa-f]{64}", public) is None else str(e)
+        hint = "covenant keys public NAME prints one"
+        raise errors.UsageError(f"`{public}` is no public key: {why}", hint=hint) from None
 
 
 def _refuse_keyid(held: Held, home: Path, key: PublicKey) -> None:

@@ -331,7 +331,7 @@ def report(outcome: Outcome, *, as_json: bool) -> None:
     if not outcome.installed:
         say_missing(outcome.sides)
         common.say(f"kept until then: {where}")
-        common.say("hand it on: covenant trust export FILE; they: covenant trust import FILE --sign-with NAME")
+        common.say("next: covenant trust export FILE; the other signer: covenant trust import FILE --sign-with NAME")
     check_ended(outcome.enforced)
 
 

@@ -31,7 +31,7 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     from sandbox.attest import live_runs
 
     if (run is None) is not every:
-        raise errors.UsageError("name one run, or say --all")
+        raise errors.UsageError("name one run, or say --all", hint="covenant ps lists the runs")
     if os.geteuid() != 0:
         raise errors.PrivilegeError("reading another's processes back needs root", hint="run it with sudo")
     if run is not None:

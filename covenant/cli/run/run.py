@@ -273,7 +273,8 @@ def _run(
         from covenant.cli.run import session as sessions
 
         if sessions.stream_of(path) is None:
-            raise errors.UsageError("there is no intent", hint="covenant run PACKAGE TEXT; `-` reads TEXT from stdin")
+            hint = f"covenant {'dev' if dev else 'run'} PACKAGE TEXT; `-` reads TEXT from stdin"
+            raise errors.UsageError("there is no intent", hint=hint)
         if as_json or user is not None:
             raise errors.UsageError(
                 "a session has no --json and no --as: its stdout is the agent's", hint="leave the option out"

@@ -74,6 +74,36 @@ def test_sign_warns_of_what_run_refuses_here(trusted: Path) -> None:
     assert call(*sign, "--audience", "elsewhere").stderr == ""
 
 
+def test_sign_warns_of_signature_that_does_not_count(trusted: Path) -> None:
+    done("keys", "new", "bob", "--no-passphrase")
+    done(
+        "trust",
+        "add",
+        "bob",
+        "--public",
+        done("keys", "public", "bob").strip(),
+        "--agents",
+        "team-*",
+        "--sign-with",
+        "ann",
+    )
+    # Beside ann's signature, which counts.
+    said = call("manifest", "sign", trusted, "--key", "bob").stderr
+    assert said.startswith("warning: the signature of `bob` does not count for this agent id and role\n  fix: covenant")
+    # Alone.
+    said = call("manifest", "sign", trusted, "--key", "bob", "--fresh").stderr
+    assert said.startswith("warning: runs on this host refuse the package for now: no signer may sign for agent `")
+    assert refused("unknown_key", "manifest", "verify", trusted).hint in said
+    # The fix.
+    done("trust", "set", "bob", "--agents", "*", "--sign-with", "ann")
+    done("manifest", "verify", trusted)
+    assert "warning" not in call("manifest", "sign", trusted, "--key", "bob", "--fresh").stderr
+    # Another signature is needed.
+    done("trust", "set", "bob", "--threshold", "2", "--sign-with", "ann")
+    said = call("manifest", "sign", trusted, "--key", "bob", "--fresh").stderr
+    assert "refuse the package for now: 1 operators signed and 2 are needed\n  fix: another operator" in said
+
+
 # --- keys ---------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from policy import errors
 from sandbox import config
-from tests.kernel.tls_servers import Certificates
 from sandbox.proxy_settings import ProxySettings
+from tests.kernel.tls_servers import Certificates
 
 
 def _parse(text: str) -> config.Config:

@@ -254,6 +254,11 @@ def test_unknown_source_is_refused(store: LayerStore, tmp_path: Path) -> None:
         with pytest.raises(errors.LayerError, match="it has no") as e:
             sources.build(store, "own", [kind, str(tmp_path)])
         assert "--from" in e.value.hint
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    with pytest.raises(errors.LayerError) as e:
+        sources.build(store, "own", ["venv", str(tmp_path)])
+    assert e.value.hint == f"did you mean `{tmp_path}/venv`?"
     with pytest.raises(errors.LayerError, match="cannot be a path"):
         sources.directory(store, "own", tmp_path, "/a/../b")
     with pytest.raises(errors.LayerError, match="cannot name a Debian package"):

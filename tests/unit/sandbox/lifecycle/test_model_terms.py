@@ -42,9 +42,9 @@ def test_other_runs_go_on_to_the_providers(dev: str, *, typed: bool, agents: tup
         _terms(dev=dev, typed=typed, agents=agents)
 
 
-def _of(state: Path, *, models: ServiceSet, telemetry: TelemetrySet, web: WebSet = WebSet.bottom()) -> None:
+def _of(state: Path, *, models: ServiceSet, telemetry: TelemetrySet, web: WebSet | None = None) -> None:
     nothing: Any = None
-    granted = {"services": models, "web": web, "agents": AgentSet(), "telemetry": telemetry}
+    granted = {"services": models, "web": web or WebSet(), "agents": AgentSet(), "telemetry": telemetry}
     decision: Any = types.SimpleNamespace(
         effective=types.SimpleNamespace(**granted),
         manifest=types.SimpleNamespace(agent=types.SimpleNamespace(id="asker")),

@@ -54,6 +54,9 @@ def test_each_fix_of_a_listed_key_works(covenant_home: Path) -> None:
         error = refused("trust_root", "trust", *words, *by_ann)
         assert error.hint.startswith("covenant trust set bob changes")
     done("trust", "set", "bob", "--agents", "team-*", *by_ann)
+    for wrong in ("BOB", public["bob"][:-1]):
+        error = refused("usage", "trust", "add", "y", "--public", wrong, *by_ann)
+        assert "is no public key: it is not 64 hexadecimal digits" in error.message
     error = refused("trust_root", "trust", "add", "bob", "--public", public["eve"], *by_ann)
     assert error.hint == f"give another name: covenant trust add NAME --public {public['eve']}"
     done("trust", "add", "eve", "--public", public["eve"], *by_ann)
@@ -73,6 +76,8 @@ def test_each_fix_of_a_revocation_works(covenant_home: Path, tmp_path: Path) -> 
     done("manifest", "sign", tmp_path / "mine", "--key", "ann")
     digest = document("manifest", "verify", tmp_path / "mine")["payload_digest"]
     done(*revoke, "--manifest", digest)
+    error = refused("trust_root", *revoke, "--manifest", digest)
+    assert error.hint == "nothing is left to do; covenant trust enforce ends live runs that depend on it"
 
 
 def test_each_fix_of_an_export_works(covenant_home: Path, tmp_path: Path) -> None:
@@ -142,7 +147,9 @@ def test_each_fix_of_an_import_works(covenant_home: Path, tmp_path: Path, monkey
     error = refused("trust_root", "trust", "import", tmp_path / "2")
     assert error.hint == "a newer one is here: make the change again, on version 3"
     monkeypatch.setenv("COVENANT_HOME", str(tmp_path / "behind"))
-    done("trust", "import", tmp_path / "1", "--first", first)
+    error = refused("trust_root", "trust", "import", tmp_path / "1")
+    command = error.hint.rpartition(": ")[2].replace("FILE", str(tmp_path / "1"))
+    done(*command.replace("DIGEST", first).split()[1:])
     error = refused("trust_root", "trust", "import", tmp_path / "3")
     monkeypatch.setenv("COVENANT_HOME", str(covenant_home))
     command = error.hint.rpartition(": ")[2].replace("FILE", str(tmp_path / "again"))

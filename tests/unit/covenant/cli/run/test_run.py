@@ -53,6 +53,10 @@ def test_directory_named_like_run_is_package(package: str, tmp_path: Path, monke
     result = CliRunner().invoke(cli, ["run", "6f1f64c0"])
     assert isinstance(result.exception, errors.UsageError)
     assert "there is no intent" in result.exception.message
+    assert result.exception.hint.startswith("covenant run PACKAGE TEXT")
+    result = CliRunner().invoke(cli, ["dev", "6f1f64c0"])
+    assert isinstance(result.exception, errors.UsageError)
+    assert result.exception.hint.startswith("covenant dev PACKAGE TEXT")
 
 
 @pytest.mark.parametrize("verb", [("run",), ("run", "hi"), ("dev",), ("manifest", "check"), ("manifest", "sign")])
