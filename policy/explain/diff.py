@@ -98,7 +98,7 @@ def compare_artefacts(old: Artefacts, new: Artefacts) -> Diff:
     before, after = read.read(old.files), read.read(new.files)
     found = compare(_with_programs_of_tree(before, after), _with_programs_of_tree(after, before))
     added, removed = arguments(after, before), arguments(before, after)
-    higher, lower = _by_holder(after, before), _by_holder(before, after)
+    higher, lower = _by_holder(after, before, _WAS), _by_holder(before, after, _NOW)
     rows = list(found.rows)
     if added or removed:
         rows.append(DiffRow(RISKS[0], "syscalls", "argument rule", added, removed))
@@ -132,15 +132,15 @@ def _with_programs_of_tree(mine: Decompiled, other: Decompiled) -> Grants:
     return structs.replace(mine.grants, executables=ExecutableSet(tuple(files), own.any, own.trees))
 
 
-def _by_holder(mine: Decompiled, other: Decompiled) -> tuple[str, ...]:
+def _by_holder(mine: Decompiled, other: Decompiled, word: str) -> tuple[str, ...]:
     """The ceilings that only one of their holders has higher: compiled policies have them alike, others may not."""
     theirs = dict(other.limits)
-    usual = set(_higher(mine.grants.resources, other.grants.resources))
+    usual = set(_higher(mine.grants.resources, other.grants.resources, word))
     return tuple(
         f"{holder}: {line}"
         for holder, limits in mine.limits
         if holder in theirs
-        for line in _higher(limits, theirs[holder])
+        for line in _higher(limits, theirs[holder], word)
         if line not in usual
     )
 
@@ -169,7 +169,7 @@ _FACTS: dict[str, Callable[[Decompiled], object]] = {
 
 def compare(old: Grants | Effective, new: Grants | Effective) -> Diff:
     """Return the grants of ``new`` beyond ``old``, and those that it lacks."""
-    added, removed = _lines(new, old), _lines(old, new)
+    added, removed = _lines(new, old, _WAS), _lines(old, new, _NOW)
     rows = [
         DiffRow(risk, domain, noun, added.get((risk, domain, noun), ()), removed.get((risk, domain, noun), ()))
         for risk, domain, noun in dict.fromkeys((*added, *removed))
@@ -185,14 +185,19 @@ def _place(row: DiffRow) -> tuple[int, str, str]:
 Key = tuple[str, str, str]
 
 
-def _lines(mine: Grants | Effective, other: Grants | Effective) -> dict[Key, tuple[str, ...]]:
+# What a ceiling is on the other side: the first policy of an added line, the second of a removed one.
+_WAS, _NOW = "was", "now"
+
+
+def _lines(mine: Grants | Effective, other: Grants | Effective, word: str) -> dict[Key, tuple[str, ...]]:
     """The lines of ``mine`` that ``other`` does not cover, by risk, domain and noun."""
     found: dict[Key, tuple[str, ...]] = {}
     for domain, own in mine.domains():
         if own.is_subset(getattr(other, domain)):
             continue
         left = own.difference(getattr(other, domain))
-        for risk, noun, lines in _PARTS[domain](left, getattr(other, domain)):
+        parts = _PARTS[domain](left, getattr(other, domain))
+        for risk, noun, lines in _resources(left, other.resources, word) if domain == "resources" else parts:
             if lines:
                 found[risk, domain, noun] = lines
     return found
@@ -207,19 +212,19 @@ def _one(risk: str, noun: str) -> Callable[[Any, Any], Parts]:
     return lambda left, other: iter([(risk, noun, left.describe())])
 
 
-def _resources(left: Ceilings, other: Ceilings) -> Parts:
-    yield "uses the machine", "ceiling", _amounts(left, other)
+def _resources(left: Ceilings, other: Ceilings, word: str = _WAS) -> Parts:
+    yield "uses the machine", "ceiling", _amounts(left, other, word)
 
 
-def _higher(mine: Ceilings, other: Ceilings) -> tuple[str, ...]:
-    return _amounts(mine.difference(other), other)
+def _higher(mine: Ceilings, other: Ceilings, word: str) -> tuple[str, ...]:
+    return _amounts(mine.difference(other), other, word)
 
 
-def _amounts(left: Ceilings, other: Ceilings) -> tuple[str, ...]:
+def _amounts(left: Ceilings, other: Ceilings, word: str) -> tuple[str, ...]:
     """The ceilings that are higher, each with what it is on the other side: a number alone says little."""
     values = ((name, value, getattr(other, name)) for name, value in zip(UNITS, left.values(), strict=True))
     return tuple(
-        f"{name} {_amount(name, value)}, not {_amount(name, was)}" for name, value, was in values if value != 0
+        f"{name} {_amount(name, value)}, {word} {_amount(name, one)}" for name, value, one in values if value != 0
     )
 
 

@@ -90,11 +90,11 @@ def test_ceilings_have_their_unit_on_both_sides() -> None:
     mine = Ceilings(memory_mb=256, cpu_ms_per_task=2, pids_max=None, cpu_weight=10, net_bps=5)
     found = diff.compare(replace(NOTHING, resources=other), replace(NOTHING, resources=mine))
     assert [line for row in found.rows for line in (*row.added, *row.removed)] == [
-        "cpu_ms_per_task 2 ms a task, not 1 ms a task",
-        "memory_mb 256 MiB, not 128 MiB",
-        "pids_max unlimited, not 7 processes and threads",
-        "cpu_weight 10, not 9",
-        "net_bps unlimited, not 5 bytes a second",
+        "cpu_ms_per_task 2 ms a task, was 1 ms a task",
+        "memory_mb 256 MiB, was 128 MiB",
+        "pids_max unlimited, was 7 processes and threads",
+        "cpu_weight 10, was 9",
+        "net_bps unlimited, now 5 bytes a second",
     ]
 
 
