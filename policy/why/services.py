@@ -1,4 +1,4 @@
-"""What ends a denial of the service gate: the line to add to a section of ``services``, or the operator's part.
+"""Notes on denials of the service gate: the line to add to a section of ``services``, or the operator's part.
 
 The target is the gate's own sentence (sandbox.network.service), in which the agent chose the quoted name.
 """
