@@ -212,7 +212,7 @@ def _one(risk: str, noun: str) -> Callable[[Any, Any], Parts]:
     return lambda left, other: iter([(risk, noun, left.describe())])
 
 
-def _resources(left: Ceilings, other: Ceilings, word: str = _WAS) -> Parts:
+def _resources(left: Any, other: Ceilings, word: str = _WAS) -> Parts:
     yield "uses the machine", "ceiling", _amounts(left, other, word)
 
 
