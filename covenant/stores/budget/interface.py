@@ -86,7 +86,7 @@ class BudgetLedger(Protocol):
         ...
 
     async def recent(self, limit: int, *, of: str | None = None) -> Sequence[types.BudgetDebit]:
-        """Return the newest debits first, of the newest ``MOST_RECENT``; debits of 0 are left out.
+        """Return the newest debits first, of the newest ``MOST_RECENT``; debits of 0 and refunded ones are left out.
 
         ``of``: a public key; only debits of this agent, and of runs that this key submitted.
         """

@@ -38,6 +38,7 @@ class LedgerState:
                 self._debit(key, row)
             case rows.Refund():
                 self.open.pop(row.paired_receipt, None)
+                self._forget(row.paired_receipt)
                 if key in self.buckets:
                     self.buckets[key] = budget.give_back(self.buckets[key], row.credits, row.at_ms)
             case rows.Snapshot():
@@ -53,6 +54,8 @@ class LedgerState:
             self.debits.remove(row)
         if reservation is not None:
             self.open[reservation.paired_receipt] = reservation
+            if isinstance(row, rows.Refund) and reservation.credits:
+                self.debits.append(reservation)
         else:
             self.open.pop(row.paired_receipt, None)
 
@@ -72,6 +75,13 @@ class LedgerState:
     def without_bucket(self) -> list[rows.Debit]:
         """Return the open reservations of 0 credits that belong to agents without a bucket."""
         return [one for one in self.open.values() if one.agent.pubkey not in self.buckets]
+
+    def _forget(self, receipt: str) -> None:
+        """Take the debit of a refunded reservation, one of the newest, off the list of debits."""
+        for row in reversed(self.debits):
+            if row.reserved and row.paired_receipt == receipt:
+                self.debits.remove(row)
+                return
 
     def _debit(self, key: str, row: rows.Debit) -> None:
         if row.settles:

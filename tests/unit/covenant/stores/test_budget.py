@@ -154,8 +154,11 @@ async def test_measured_rest_is_taken_once_and_may_leave_debt(place: Place) -> N
 async def test_what_comes_back_of_run_that_never_began_is_there_again(place: Place) -> None:
     await place.ledger.set_capacity(agent(), 3)
     await place.ledger.try_debit(agent(), 2, "r")
+    await place.ledger.try_debit(agent(), 1, "s")
     assert await place.ledger.refund(agent(), "r") == 2
-    assert place.ledger.tokens(agent()) == 3
+    assert place.ledger.tokens(agent()) == 2
+    assert [one.paired_receipt for one in await place.ledger.recent(9)] == ["s"]
+    await place.ledger.refund(agent(), "s")
     with pytest.raises(errors.ReservationError):
         await place.ledger.refund(agent(), "r")
     await place.ledger.try_debit(agent(), 1, "r")
