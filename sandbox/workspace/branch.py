@@ -23,6 +23,15 @@ _QUIET: Final = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null",
 _GONE: Final = "0" * 40
 _MODES: Final = {True: "100755", False: "100644"}
 _SECONDS: Final = 600
+_NO_COMMIT: Final = "the repository has no commit that a branch could begin at"
+_EXISTS: Final = "there is a branch"
+# The fixes for errors of ``commit``, by words of the error.
+_FIXES: Final = {
+    _NO_COMMIT: "make a first commit in the directory",
+    _EXISTS: "give another name",
+    "not a git repository": "covenant workspace apply; a branch needs a repository with a commit",
+    "is not a valid branch name": "give a name such as agent/fix",
+}
 
 
 class _Repository:
@@ -110,6 +119,11 @@ def scratch(uid: int, gid: int) -> Iterator[str]:
         shutil.rmtree(made, ignore_errors=True)
 
 
+def fix(message: str) -> str:
+    """Return the fix for an error of ``commit``; the empty string if only git knows one."""
+    return next((hint for words, hint in _FIXES.items() if words in message), "")
+
+
 def commit(
     directory: str, index: str, upper: int, changes: Sequence[Change], name: str, author: str, message: str
 ) -> str:
@@ -123,6 +137,10 @@ def commit(
     one = _Repository(directory, index, upper)
     one.git("check-ref-format", "--branch", name)
     prefix = one.git("rev-parse", "--show-prefix").decode().rstrip("\n")
+    if not one.git("rev-parse", "--verify", "--quiet", "HEAD^{commit}", accepted=(0, 1)):
+        raise OSError(0, _NO_COMMIT)
+    if one.git("rev-parse", "--verify", "--quiet", f"refs/heads/{name}", accepted=(0, 1)):
+        raise OSError(0, f"{_EXISTS} `{name}` already")
     head = one.git("rev-parse", "--verify", "HEAD^{commit}").decode().strip()
     one.git("read-tree", head)
     chosen = _tracked(one, changes)

@@ -166,13 +166,17 @@ class OpenWorkspace:
         with self.upper() as top, branches.scratch(owner.uid, owner.gid) as index:
             author = f"{record.agent_id} (covenant)"
             commit = functools.partial(branches.commit, record.directory, index, top.directory)
-            made = caller.work(
-                owner,
-                lambda: commit(wanted, name, author, message),
-                str,
-                self._seconds,
-                starts_programs=True,
-            )
+            try:
+                made = caller.work(
+                    owner,
+                    lambda: commit(wanted, name, author, message),
+                    str,
+                    self._seconds,
+                    starts_programs=True,
+                )
+            except errors.WorkspaceError as e:
+                e.hint = e.hint or branches.fix(e.message)
+                raise
         return made, tuple(one for one in found if one.refused)
 
     def _check_permit(self, wanted: Sequence[Change], permit: Permit) -> None:

@@ -126,10 +126,11 @@ class WorkspaceRequests(Struct, frozen=True):
 
     def _show(self, run: str, path: str, offset: int = 0) -> dict[str, Any]:
         with self._opened(self._find(run)) as one:
-            change = next((c for c in one.changes() if c.path == path and c.action != "delete"), None)
-            if change is None:
+            change = next((c for c in one.changes() if c.path == path), None)
+            if change is None or change.action == "delete":
+                left = "left no change at" if change is None else "removed"
                 raise errors.WorkspaceError(
-                    f"the agent left no change at `{path[:300]}`",
+                    f"the agent {left} `{path[:300]}`",
                     hint=f"covenant workspace diff {one.record.run_id[:8]} lists the paths",
                 )
             data = one.content(path, offset, _ANSWER_BYTES) if change.kind == "file" else b""

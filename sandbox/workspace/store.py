@@ -392,7 +392,10 @@ def find(state: Path, word: str, uid: int = 0) -> WorkspaceDirectory:
     exact = [one for one in found if one.path.name == word]
     if len(exact or found) != 1:
         several = "several workspaces begin" if found else "no workspace begins"
-        hint = "covenant workspace list; a workspace that is a volume has nothing to compare or apply"
+        hint = (
+            "covenant workspace list; an apply of all changes, a discard and a resume end a workspace, and one that is "
+            "a volume has nothing to compare or apply"
+        )
         raise errors.WorkspaceError(f"{several} with `{word[:80]}`", hint=hint)
     return (exact or found)[0]
 

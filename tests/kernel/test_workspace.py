@@ -203,6 +203,27 @@ def test_branch_takes_changes_and_leaves_files_and_index(home: Home, project: Pa
     }
     again = home.covenant("workspace", "branch", one["run_id"], "agent/fix")
     assert again.returncode != 0, "a branch that exists is not moved"
+    assert b"there is a branch `agent/fix` already [workspace]\n  fix: give another name\n" in again.stderr
+    wrong = home.covenant("workspace", "branch", one["run_id"], "agent fix").stderr
+    assert b"is not a valid branch name [workspace]\n  fix: give a name such as agent/fix\n" in wrong
+    removed = home.covenant("workspace", "show", one["run_id"], "old.txt").stderr
+    assert b"the agent removed `old.txt`" in removed
+    assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
+
+
+def test_branch_needs_repository_with_commit(home: Home, project: Path) -> None:
+    """The fix of each refusal, followed, leads to the branch."""
+    assert work(home, project, "echo three >> src/a.txt").returncode == 0
+    (one,) = listed(home)
+    command = ("workspace", "branch", one["run_id"], "agent/fix")
+    assert b"fix: covenant workspace apply; a branch needs a repository with a commit" in home.covenant(*command).stderr
+    git(project, "init", "-q", "-b", "main")
+    assert b"fix: make a first commit in the directory" in home.covenant(*command).stderr
+    git(project, "add", "src")
+    git(project, "commit", "-qm", "first")
+    done = home.covenant(*command)
+    assert done.returncode == 0, done.stderr
+    assert git(project, "show", "agent/fix:src/a.txt") == "one\ntwo\nthree\n"
     assert home.covenant("workspace", "discard", one["run_id"]).returncode == 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from policy import errors
 from policy.workspace.changes import Terms
 from sandbox.workspace import requests, store
 from sandbox.workspace.caller import CallerIdentity
@@ -33,3 +36,9 @@ def test_workspaces_are_listed_oldest_first(tmp_path: Path) -> None:
     asked = requests.WorkspaceRequests(tmp_path, requests.WorkspaceRequester("root"), lambda *_: None)
     found = asked.answer("list")["workspaces"]
     assert [row["run_id"][0] for row in found] == ["b", "d", "c", "a"]
+
+
+def test_run_without_workspace_says_what_ends_one(tmp_path: Path) -> None:
+    with pytest.raises(errors.WorkspaceError, match="no workspace begins with `abc`") as caught:
+        store.find(tmp_path, "abc")
+    assert "an apply of all changes, a discard and a resume end a workspace" in caught.value.hint
