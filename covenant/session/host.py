@@ -17,7 +17,7 @@ from policy import errors
 from policy.compile.oci import SEARCH_PATH
 from policy.layers import LayerRef
 from policy.manifest import text
-from policy.manifest.permissions import VOLUME
+from policy.manifest.permissions import VOLUME, VOLUME_NAME
 
 if TYPE_CHECKING:
     from covenant.session.profiles import Profile
@@ -176,12 +176,15 @@ def volume(path: str, state: Path) -> package.Volume:
     if path.startswith(VOLUME):
         from sandbox.volumes.store import VolumeStore
 
-        return package.Volume(path, VolumeStore(state).find(path.split(":")[1]).mb)
+        return package.Volume(path, VolumeStore(state).find(path.split(":")[1], suggest=True).mb)
     place = os.path.abspath(path)
     try:
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as e:
-        raise errors.GrantedPathError(f"--write {text.quote(path)}: {e.strerror}", hint=f"mkdir {place}") from e
+        name, _, inside = path.partition(":")
+        is_volume = inside.startswith("/") and VOLUME_NAME.fullmatch(name)
+        hint = f"a volume is written --write {VOLUME}{path}" if is_volume else f"mkdir {place}"
+        raise errors.GrantedPathError(f"--write {text.quote(path)}: {e.strerror}", hint=hint) from e
     try:
         limit = writable_size.of(fd, os.path.realpath(place))
     finally:

@@ -115,7 +115,7 @@ def secret(written: str) -> SecretWord:
             hint="write --secret NAME or --secret NAME=VAR, as `covenant vault list`",
         )
     if equals:
-        hint = "write --secret NAME=VAR, where VAR is a variable as MAIL_TOKEN"
+        hint = "write --secret NAME=VAR, where VAR is a variable such as MAIL_TOKEN"
         _check_variable(target, place, hint)
         if target in _OF_SHELLS or target.startswith(_FAMILIES_OF_SHELLS):
             raise errors.UsageError(f"{place} sets {target}, which is a shell's own", hint=hint)
@@ -132,7 +132,7 @@ def model(written: str) -> ModelWord:
     if not re.fullmatch(services.PROVIDER, provider) or (colon and not re.fullmatch(services.PATTERN, pattern)):
         raise errors.UsageError(
             f"--model {text.quote(written)} names no model of a provider",
-            hint='write --model PROVIDER or --model PROVIDER:MODEL, as local:test-1 or "anthropic:claude-*"',
+            hint='write --model PROVIDER or --model PROVIDER:MODEL, such as local:test-1 or "anthropic:claude-*"',
         )
     return ModelWord(provider, pattern or "*")
 
@@ -151,7 +151,7 @@ def inject(written: str) -> InjectWord:
     if not fine:
         raise errors.UsageError(
             f"--inject {text.quote(written)} is no host with a secret",
-            hint="write --inject HOST=SECRET or --inject HOST=SECRET:HEADER, as api.example.com=token:X-Api-Key",
+            hint="write --inject HOST=SECRET or --inject HOST=SECRET:HEADER, such as api.example.com=token:X-Api-Key",
         )
     return InjectWord(host, name, header or "Authorization")
 
@@ -170,7 +170,7 @@ def ssh(written: str) -> SshWord:
     if not host or not is_port or not re.fullmatch(CREDENTIAL_NAME, name):
         raise errors.UsageError(
             f"--ssh {text.quote(written)} is no host with a secret",
-            hint="write --ssh HOST=SECRET or --ssh HOST:PORT=SECRET, as git.example.org=deploy",
+            hint="write --ssh HOST=SECRET or --ssh HOST:PORT=SECRET, such as git.example.org=deploy",
         )
     return SshWord(host.lower(), int(port), name)
 
@@ -200,6 +200,12 @@ def destination(written: str) -> Destination:
     Raises:
         errors.UsageError: Raised when the port is no port.
     """
+    if scheme := re.match("[A-Za-z][A-Za-z0-9+.-]*://", written):
+        name = re.split("[/?#]", written[scheme.end() :])[0]
+        name += ":80" if name and ":" not in name and scheme[0].lower() == "http://" else ""
+        raise errors.UsageError(
+            f"--net {text.quote(written)} is a URL", hint=f"write --net {name}" if name else "write --net HOST"
+        )
     host, colon, port = written.rpartition(":")
     if not colon or written.endswith("]") or (":" in host and not host.startswith("[")):
         return Destination(written.strip("[]"), HTTPS)

@@ -145,6 +145,12 @@ def make_file(path: Path) -> None:
             atomic_file.sync_directory(path.parent)
         except FileExistsError:
             raise errors.VaultKeyError(f"`{path}` is there already", where=str(path)) from None
+        except FileNotFoundError as e:
+            raise errors.VaultKeyError(
+                f"the directory of key file `{path}` does not exist",
+                hint=f"mkdir -p -m 0700 {shlex.quote(str(path.parent))}",
+                where=str(path),
+            ) from e
         except OSError as e:
             raise errors.VaultKeyError(f"key file `{path}`: {e.strerror}", where=str(path)) from e
 

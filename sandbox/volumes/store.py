@@ -245,15 +245,15 @@ class VolumeStore:
             source.unlink()
             image.sync(source.parent)
 
-    def find(self, name: str) -> Volume:
-        """Return the volume of that name.
+    def find(self, name: str, *, suggest: bool = False) -> Volume:
+        """Return the volume of that name. With ``suggest`` an error has the nearest name: for root alone.
 
         Raises:
             errors.VolumeError: there is none, or the name is none.
         """
         check_name(name)
         if not (self._top / name / RECORD).exists():
-            raise missing(name)
+            raise missing(name, tuple(one.name for one in self.listed()) if suggest else ())
         return Volume(self._top / name)
 
     def listed(self) -> list[Volume]:
@@ -339,9 +339,11 @@ def check_size(mb: int) -> None:
         raise errors.VolumeError(f"a volume has no {mb} MiB", hint=f"from {LEAST_MB} MiB to {MOST_MB >> 20} TiB")
 
 
-def missing(name: str) -> errors.VolumeError:
-    """Return the error for a volume that is not there."""
-    return errors.VolumeError(f"there is no volume `{name}`", hint=f"covenant volume create {name} --size 1G")
+def missing(name: str, names: tuple[str, ...] = ()) -> errors.VolumeError:
+    """Return the error for a volume that is not there. ``names`` are those that are."""
+    near = text.nearest(name, names)
+    meant = f"did you mean `{near}`? If not: " if near else ""
+    return errors.VolumeError(f"there is no volume `{name}`", hint=f"{meant}covenant volume create {name} --size 1G")
 
 
 @contextlib.contextmanager

@@ -75,7 +75,7 @@ def list_volumes(as_json: bool) -> None:
 @_JSON
 def show(name: str, as_json: bool) -> None:
     """Show one volume: its size, its owner, its snapshots."""
-    one = _store().find(name)
+    one = _store().find(name, suggest=True)
     if as_json:
         common.emit({"kind": "volume", **_document(one)})
         return
@@ -108,7 +108,7 @@ def resize(name: str, mb: int, as_json: bool) -> None:
 def rm(name: str, snapshot_name: str | None, as_json: bool) -> None:
     """Remove a volume with its snapshots, or one snapshot. There is no way back."""
     store = _store()
-    one = store.find(name)
+    one = store.find(name, suggest=True)
     document = _document(one)
     if snapshot_name is not None:
         log = _log("snapshot_removed", name, _owner(store, name), one.mb, snapshot_name)
@@ -130,7 +130,7 @@ def rm(name: str, snapshot_name: str | None, as_json: bool) -> None:
 def snapshot(name: str, snapshot_name: str, as_json: bool) -> None:
     """Copy a volume that no run uses, as it is now."""
     store = _store()
-    one = store.find(name)
+    one = store.find(name, suggest=True)
     with spinner.shown(f"copying volume {common.visible(name)}", quiet=as_json):
         store.snapshot(name, snapshot_name, _log("snapshot", name, _owner(store, name), one.mb, snapshot_name))
     _done("volume_snapshot", one, as_json=as_json, says=f"snapshot {snapshot_name} of volume {name}")
@@ -143,7 +143,7 @@ def snapshot(name: str, snapshot_name: str, as_json: bool) -> None:
 def restore(name: str, snapshot_name: str, as_json: bool) -> None:
     """Give a volume the content and the size of a snapshot. What it has now is lost."""
     store = _store()
-    one = store.find(name)
+    one = store.find(name, suggest=True)
     size = next((found.mb for found in one.snapshots() if found.name == snapshot_name), one.mb)
     with spinner.shown(f"copying snapshot {common.visible(snapshot_name)}", quiet=as_json):
         store.restore(name, snapshot_name, _log("restored", name, _owner(store, name), size, snapshot_name))
@@ -165,7 +165,7 @@ def _document(one: Volume) -> dict[str, Any]:
 
 
 def _owner(store: VolumeStore, name: str) -> int:
-    return store.find(name).record().owner
+    return store.find(name, suggest=True).record().owner
 
 
 def _store() -> VolumeStore:

@@ -162,3 +162,22 @@ def test_profiles_of_coding_agents_take_the_directory() -> None:
     assert {taken[name] for name in ("codex", "claude-code", "aider", "opencode")} == {"directory"}
     assert {name for name in taken if taken[name] == "checkout"} == {"shell", "python", "node"}
     assert {name for name in taken if not taken[name]} == {"llm", "shell-gpt"}
+
+
+def test_volume_without_its_prefix_is_told_of_it(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(state.parent)
+    with pytest.raises(errors.GrantedPathError) as e:
+        host.volume("data:/data", state)
+    assert e.value.hint == "a volume is written --write volume:data:/data"
+    with pytest.raises(errors.GrantedPathError) as e:
+        host.volume("data", state)
+    assert e.value.hint == f"mkdir {state.parent}/data"
+
+
+def test_mistyped_volume_is_answered_with_the_nearest(state: Path) -> None:
+    made = state / "volumes" / "data"
+    made.mkdir(parents=True)
+    (made / "record.json").write_text("{}")
+    with pytest.raises(errors.VolumeError) as e:
+        host.volume("volume:dat:/data", state)
+    assert e.value.hint == "did you mean `data`? If not: covenant volume create dat --size 1G"

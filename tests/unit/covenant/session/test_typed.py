@@ -132,3 +132,20 @@ def test_words_are_accepted_or_refused(word: str) -> None:
             read(word)
         assert e.value.hint
         assert common.visible(e.value.message) == e.value.message
+
+
+@pytest.mark.parametrize(
+    ("written", "fix"),
+    [
+        ("https://example.org/a:1?b", "write --net example.org"),
+        ("https://example.org:8443", "write --net example.org:8443"),
+        ("http://example.org/", "write --net example.org:80"),
+        ("https://", "write --net HOST"),
+    ],
+)
+def test_url_is_answered_with_its_host(written: str, fix: str) -> None:
+    with pytest.raises(errors.UsageError, match=r"is a URL$") as e:
+        typed.destination(written)
+    assert e.value.hint == fix
+    if "HOST" not in fix:
+        typed.destination(fix.removeprefix("write --net "))

@@ -8,7 +8,9 @@ import json
 import os
 import pathlib
 import resource
+import shlex
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -109,6 +111,14 @@ def test_key_file_is_whole_or_not_there(tmp_path: pathlib.Path) -> None:
         keys.make_file(tmp_path / "key")
     assert (tmp_path / "key").read_bytes() == made
     assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_key_file_without_its_directory_names_the_fix(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(errors.VaultKeyError, match=r"^the directory of key file") as caught:
+        keys.make_file(tmp_path / "a" / "b" / "key")
+    subprocess.run(shlex.split(caught.value.hint), check=True)
+    keys.make_file(tmp_path / "a" / "b" / "key")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 
 def test_no_secret_lies_in_its_files(state: pathlib.Path, vault: FileVault) -> None:
