@@ -163,7 +163,7 @@ def _explained(denial: Denial, count: int, sight: Sight | None) -> dict[str, Any
 
 def _on_this_host(one: dict[str, Any]) -> dict[str, Any]:
     """Say what this host adds: its paths, without which lines are of no use, and whether it asks operators."""
-    if one["code"] == "not_approved" and one["layer"] in ("dns", "sni"):
+    if one["code"] == "not_approved" and one["layer"] in ("dns", "sni", "tool", "inject"):
         return _with_asking(one)
     if one["layer"] == "path" and one["code"] == "not_granted" and one.get("add"):
         try:
@@ -185,8 +185,11 @@ def _with_asking(one: dict[str, Any]) -> dict[str, Any]:
         return one
     if config.ask_operators:
         return one
-    note = f"`ask_operators` is off, so no operator is asked: set it to true in {configuration.file_of(config.state)}"
-    return {**one, "note": f"{note}; or leave `on_deny` out of the entry, which grants the host"}
+    off = f"`ask_operators` is off, so no operator is asked: set it to true in {configuration.file_of(config.state)}"
+    unasked = str(one.get("note", "")).removeprefix("covenant approvals list shows what waits; ")
+    if one["layer"] in ("dns", "sni"):
+        unasked = "or leave `on_deny` out of the entry, which grants the host"
+    return {**one, "note": "; ".join(filter(None, (off, unasked)))}
 
 
 def _say(one: dict[str, Any]) -> None:

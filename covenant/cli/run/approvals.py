@@ -59,7 +59,8 @@ def list_(as_json: bool) -> None:
          "answers: " + " ".join(one["choices"]))
         for one in answer["hermes"]
     ]  # fmt: skip
-    terminal.print_table(("REQUEST", "RUN", "AGENT", "KIND", "TARGET", "WAITS"), rows, nothing="nothing waits")
+    nothing = "nothing waits" if rows else f"nothing waits{_asking_off()}"
+    terminal.print_table(("REQUEST", "RUN", "AGENT", "KIND", "TARGET", "WAITS"), rows, nothing=nothing)
     for one in answer["requests"]:
         for line in call_lines(one):
             common.say(common.visible(line))
@@ -319,6 +320,17 @@ def ask(verb: str, **fields: Any) -> dict[str, Any]:
     from sandbox.control import manager
 
     return control.VERBS[verb](common.state(), manager.Requester("operator@local", root=True), **fields)
+
+
+def _asking_off() -> str:
+    """Return words that say so where this host asks no operator, as far as this user may read it."""
+    from sandbox import config
+
+    with contextlib.suppress(errors.CovenantError, OSError):
+        settings = config.load(common.readable_state())
+        if not settings.ask_operators:
+            return f": this host asks no operator; write ask_operators = true in {config.file_of(settings.state)}"
+    return ""
 
 
 def call_lines(held: dict[str, Any]) -> list[str]:

@@ -135,3 +135,14 @@ def test_target_of_any_language_is_shown(home: Path, monkeypatch: pytest.MonkeyP
     assert "会議\\u202e\\x1b[2J\\x00" in done.output
     assert "x" * 58 + "…" in done.output
     assert not set("\u202e\x1b\0") & set(done.output)
+
+
+def test_empty_list_says_that_no_operator_is_asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COVENANT_STATE", raising=False)
+    config = home / "supervisor" / "config.toml"
+    config.parent.mkdir(mode=0o700)
+    config.write_text("")
+    off = f"nothing waits: this host asks no operator; write ask_operators = true in {config}\n"
+    assert call(Runs(), monkeypatch, home, "list").output == off
+    config.write_text("ask_operators = true\n")
+    assert call(Runs(), monkeypatch, home, "list").output == "nothing waits\n"

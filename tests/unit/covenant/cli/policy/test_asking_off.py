@@ -20,6 +20,8 @@ def test_denied_host_says_where_asking_is_set(tmp_path: Path, monkeypatch: pytes
     assert f"`ask_operators` is off, so no operator is asked: set it to true in {file}" in said
     assert "leave `on_deny` out of the entry, which grants the host" in said
     assert "an operator is asked" not in said
+    call = {"layer": "tool", "target": "matrix://tool/mcp/fs/read@1", "code": "not_approved"}
+    assert "`ask_operators` is off" in "\n".join(denials.explained(call, None))
     # Control: with it an operator is asked, and nothing of that is said.
     file.write_text("ask_operators = true\n")
     assert "`ask_operators`" not in "\n".join(denials.explained(one, None))
