@@ -21,7 +21,7 @@ COMMAND = "python tests/golden/test_tools_page.py"
 _URI = "matrix://tool/mcp/fs/read_text_file@2026.1.14"
 # Files as sha256sum prints them, and links with the digest of their text, in the order of their paths.
 _DIGEST = (
-    r"cd tools/fs && { find . -type f -printf '%P\n' | xargs -rd '\n' sha256sum; "
+    r"cd mine/tools/fs && { find . -type f -printf '%P\n' | xargs -rd '\n' sha256sum; "
     r"find . -type l -printf '%P\n' | while IFS= read -r link; do "
     r"""printf 'link:%s  %s\n' "$(readlink -n "$link" | sha256sum | cut -c-64)" "$link"; done; } """
     r"| LC_ALL=C sort -k2 | sha256sum"
@@ -55,21 +55,25 @@ A version is one release, no tag or range.
 
 ## The package of a server
 
-The directory `tools/fs/` of the agent's package is the published package of the stdio server `fs`, as it is mounted and
-run. npm makes it with all that it needs; the links of `node_modules/.bin` are part of it
+The directory `tools/fs/` of the agent's package, here `mine`, is the published package of the stdio server `fs`, as
+it is mounted and run. npm makes it with all that it needs; the links of `node_modules/.bin` are part of it
 ([ADR 0150](adr/0150-links-of-a-package-stay-in-it.md)):
 
 ```sh
-npm install --prefix tools/fs @modelcontextprotocol/server-filesystem@2026.1.14
+npm install --prefix mine/tools/fs @modelcontextprotocol/server-filesystem@2026.1.14
 ```
+
+The whole `mine/tools.json` of an agent with the id `mine`, at first without the tools:
 
 ```json
-{{"alias": "fs", "transport": "stdio", "version": "2026.1.14", "command": "node",
- "args": ["node_modules/@modelcontextprotocol/server-filesystem/dist/index.js", "/tmp"], "tools": []}}
+{{"schema_version": 1, "agent": "matrix://agent/mine", "allowed_side_effects": ["read"], "servers": [
+  {{"alias": "fs", "transport": "stdio", "version": "2026.1.14", "command": "node",
+   "args": ["node_modules/@modelcontextprotocol/server-filesystem/dist/index.js", "/tmp"],
+   "tools": []}}]}}
 ```
 
-`covenant tools advertised mine fs` prints its tools. Write them into `tools`, each with its `side_effect_class`, and
-run `covenant tools pin mine`. It adds `package_digest`, the SHA-256 of the listing:
+`covenant tools advertised mine fs` prints the list `tools`. Write it into the file, fill in each `side_effect_class`,
+and run `covenant tools pin mine`. It adds `package_digest`, the SHA-256 of the listing:
 
 ```sh
 {_DIGEST}
@@ -86,7 +90,7 @@ A stdio server runs as `AGENT.ALIAS` in a sandbox of its own: {server_package.ME
 relay that reaches its host alone. As root, without secrets:
 
 ```sh
-covenant tools advertised mine fs       # what the server says, as items of `tools`; each lacks side_effect_class
+covenant tools advertised mine fs       # what the server says, as the list `tools`, without the classes
 covenant tools verify mine --live       # starts each server; status 3 where it says anything else
 covenant tools call {_URI} --package mine --args '{{"path": "/tmp/notes"}}'
 covenant tools serve mine fs            # its stdin and stdout: what an MCP client is told to start

@@ -31,7 +31,7 @@ def test_page_names_every_key_and_code() -> None:
 
 def test_digest_is_what_page_computes(tmp_path: pathlib.Path) -> None:
     """The command of the page, run as it is printed."""
-    (line,) = re.findall(r"^cd tools/fs && (\{.*)$", PAGE.read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^cd mine/tools/fs && (\{.*)$", PAGE.read_text(), re.MULTILINE)
     files = {**tools_kit.SERVER_FILES, "tools/fs/a b/ü": b"x", "tools/fs/Z": b"", "tools/fs/a-c": b"y"}
     for name, data in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

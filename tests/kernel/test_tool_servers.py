@@ -135,7 +135,7 @@ def test_printed_tools_are_those_to_declare(home: Home, tmp_path: Path) -> None:
     """The fix of the finding works: what `advertised` prints, with a class, verifies."""
     made = package(tmp_path, server([*ADVERTISED, {"name": "whisper"}]))
     assert codes(home, made)[0] == ["tool_undeclared"]
-    printed = json.loads(home.covenant("tools", "advertised", made, "loud").stdout)["tools"]
+    printed = json.loads(home.covenant("tools", "advertised", made, "loud").stdout)
     assert [one["name"] for one in printed] == ["shout", "whisper"]
     tools = [{k: v for k, v in one.items() if v} | {"side_effect_class": "read"} for one in printed]
     again = tmp_path / "again"
@@ -160,7 +160,7 @@ def test_fixes_lead_from_a_bare_server_to_a_pinned_one(home: Home, tmp_path: Pat
     assert '"command": "node"' in refused
     one["command"] = right
     write(made, document)
-    printed = json.loads(home.covenant("tools", "advertised", made, "loud").stdout)["tools"]
+    printed = json.loads(home.covenant("tools", "advertised", made, "loud").stdout)
     one["tools"] = printed
     write(made, document)
     assert "read, write, network" in refusal(home.covenant("tools", "pin", made, "--json"))["hint"]

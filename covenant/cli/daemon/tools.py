@@ -6,6 +6,7 @@ The verbs about a package work offline, and without root.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -271,11 +272,12 @@ def serve(package: Path, alias: str, timeout: int, bare: bool) -> int:
 @_PACKAGE
 @click.argument("alias")
 @click.option("--timeout", type=click.IntRange(1, 3600), default=60, show_default=True, help="Seconds for the server.")
-def advertised(package: Path, alias: str, timeout: int) -> None:
-    """Print what PACKAGE's server ALIAS advertises, as items of `tools` in tools.json. It needs root.
+@_JSON
+def advertised(package: Path, alias: str, timeout: int, as_json: bool) -> None:
+    """Print what PACKAGE's server ALIAS advertises, as the list `tools` of tools.json. It needs root.
 
-    Each lacks `side_effect_class`: a person reads the tool and decides what calling it may do. A server of the
-    transport daemon is not started, and needs no root.
+    `side_effect_class` is left empty: a person reads the tool and decides what calling it may do. With --json the
+    items lack it. A server of the transport daemon is not started, and needs no root.
     """
     from covenant.session import tool_server
     from policy.manifest.tools import server_package
@@ -295,7 +297,13 @@ def advertised(package: Path, alias: str, timeout: int) -> None:
         server_package.package_of(read, declared, server, seconds=timeout)
         session = McpSession(over_http=server.transport == "http")
         found = tuple(tool_server.ask(package, alias, session, seconds=timeout).tools)
-    common.emit({"kind": "tools_advertised", "alias": alias, "tools": [one.document() for one in found]})
+    items = [one.document() for one in found]
+    if as_json:
+        common.emit({"kind": "tools_advertised", "alias": alias, "tools": items})
+        return
+    # The class comes second: the rest of an item is long.
+    drafts = [{"name": item["name"], "side_effect_class": "", **item} for item in items]
+    common.say(json.dumps(drafts, indent=1))
 
 
 @tools.command(epilog=client.examples("covenant tools pin ./hello"))

@@ -223,7 +223,10 @@ def test_call_of_package_is_refused_before_anything_starts(pinned: Path) -> None
 def test_tools_of_daemon_are_printed_and_called_by_no_package(tmp_path: Path) -> None:
     server = {**DAEMON, "tools": [{"name": "agents_list", "side_effect_class": "read"}]}
     made = kit.written(tmp_path / "pkg", kit.package({**kit.FULL, "servers": [server], "native_tools": []}, grants=""))
-    found = json.loads(call("tools", "advertised", made, "covenant").stdout)["tools"]
+    found = document(0, "tools", "advertised", made, "covenant")["tools"]
+    drafts = json.loads(call("tools", "advertised", made, "covenant").stdout)
+    assert [one | {"side_effect_class": ""} for one in found] == drafts
+    assert list(drafts[0])[:2] == ["name", "side_effect_class"]
     (tool,) = [one for one in found if one["name"] == "agents_list"]
     assert tool["description"]
     assert "intent_submit" not in {one["name"] for one in found}
