@@ -185,7 +185,8 @@ def report(error: errors.CovenantError) -> None:
     for one in errors.each(placed(error)):
         say(f"covenant: {visible(str(one))} [{one.code}]", err=True)
         if one.hint:
-            say(f"  fix: {visible(one.hint)}", err=True)
+            # Lines to write keep their line ends. Each is indented, so that none passes for a line of covenant.
+            say(f"  fix: {visible(one.hint, newlines=True).replace(chr(10), chr(10) + '    ')}", err=True)
 
 
 def read_passphrase(

@@ -81,7 +81,7 @@ def document(text: str, *, option: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as e:
-        raise errors.UsageError(f"{option} is no JSON: {e}") from None
+        raise errors.UsageError(f"{option} is no JSON: {e}", hint=f"""such as {option} '{{"text": "hi"}}'""") from None
 
 
 @contextlib.contextmanager

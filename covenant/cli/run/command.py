@@ -290,13 +290,11 @@ def parsed(made: Session) -> Manifest:
     """Parse a session's manifest. An error names the line itself, since the caller has no file to look it up in."""
     from policy.manifest import parse
 
-    raw = made.text()
+    raw = made.text().encode()
     try:
-        return parse.parse(raw.encode())
+        return parse.parse(raw)
     except errors.ManifestError as e:
-        lines, number = raw.splitlines(), e.where.split(":")[1:2]
-        if number and number[0].isdecimal() and 0 < int(number[0]) <= len(lines):
-            e.where = f"in the session's manifest: {lines[int(number[0]) - 1]}"
+        session.name_lines(e, raw)
         raise
 
 

@@ -252,7 +252,8 @@ def connect(source: Path | Package, timeout_ms: int | None, *, dev: bool = False
         )
 
     if not isinstance(source, Path):
-        return sessions.status_of(sessions.stream_in(source.manifest), None, timeout_ms, here, how=how)
+        raw = source.manifest
+        return sessions.status_of(sessions.stream_in(raw), None, timeout_ms, here, how=how, manifest=raw)
     return sessions.status_of(
         sessions.stream_of(source), None if dev or how.observe is not None else source, timeout_ms, here, how=how
     )

@@ -54,11 +54,29 @@ def stream_in(manifest: bytes) -> str | None:
     return named if named in contract.STREAMS else None
 
 
-def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, here: Here, *, how: How = PLAIN) -> int:
+def name_lines(error: errors.CovenantError, manifest: bytes) -> None:
+    """Have an error, and those found with it, show the line of a manifest that no file has, instead of its number."""
+    lines = manifest.decode("utf-8", "replace").splitlines()
+    for one in errors.each(error):
+        file, _, place = one.where.partition(":")
+        number = place.partition(":")[0]
+        if file == "agent.toml" and number.isdecimal() and 0 < int(number) <= len(lines):
+            one.where = f"in the session's manifest: {lines[int(number) - 1]}"
+
+
+def status_of(
+    stream: str | None,
+    package: Path | None,
+    timeout_ms: int | None,
+    here: Here,
+    *,
+    how: How = PLAIN,
+    manifest: bytes = b"",
+) -> int:
     """Run a session with this process's streams, and return the agent's exit status, or 125 for a refusal.
 
     ``stream`` is the one that the agent speaks. ``package`` is given to a supervisor if one listens; without it the
-    session runs here.
+    session runs here. ``manifest`` is that of a package that is in memory alone.
     """
     from covenant.cli.run import waiting
 
@@ -89,6 +107,7 @@ def status_of(stream: str | None, package: Path | None, timeout_ms: int | None, 
                 again=connection.pause,
             )
     except errors.CovenantError as e:
+        name_lines(e, manifest)
         common.report(e)
         return EXIT_REFUSED
     if answer is None:

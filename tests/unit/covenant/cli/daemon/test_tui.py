@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from covenant.cli import terminal
 from covenant.cli.daemon import tui
 from tests import extras_kit
 from tests.cli_kit import refused
@@ -18,7 +19,7 @@ def test_screens_need_a_terminal() -> None:
 
 def test_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fix installs what is missing: the extra that it names brings textual."""
-    monkeypatch.setattr(tui, "on_terminal", lambda: True)
+    monkeypatch.setattr(terminal, "on_terminal", lambda: True)
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textual" else found(name))
     error = refused("screens_missing", "tui")

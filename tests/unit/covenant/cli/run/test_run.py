@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from covenant.cli import common
 from covenant.cli.main import cli
-from covenant.cli.run import supervisor_client
+from covenant.cli.run import session, supervisor_client
 from policy import errors
 from sandbox.serve.api import paths
 from tests import signing_kit as kit
@@ -143,3 +144,20 @@ def test_one_supervisor_needs_no_note(
         monkeypatch.setattr(paths, "SYSTEM_SOCKET", str(missing))
     supervisor_client.say_whose({"state": "accepted", "supervisor_state": whose})
     assert capsys.readouterr().err == f"supervisor of {whose}, no trust root\n"
+
+
+def test_lines_of_fix_keep_their_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """A refusal's lines for agent.toml are copied from the screen. An agent's text ends no line of covenant's."""
+    common.report(errors.ToolDeniedError("it may not be called", hint='write:\n[permissions.skills]\nallow = ["\x1b"]'))
+    said = capsys.readouterr().err
+    assert said.splitlines()[1:] == ["  fix: write:", "    [permissions.skills]", '    allow = ["\\x1b"]']
+
+
+def test_error_shows_line_of_manifest_without_file() -> None:
+    found = errors.NotEnforceableError("no", where="agent.toml:2:1")
+    session.name_lines(found, b'[agent]\nid = "x"\n')
+    assert found.where == 'in the session\'s manifest: id = "x"'
+    for where in ("agent.toml", "agent.toml:9", "tools.json:2"):
+        kept = errors.NotEnforceableError("no", where=where)
+        session.name_lines(kept, b'[agent]\nid = "x"\n')
+        assert kept.where == where
