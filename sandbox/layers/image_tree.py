@@ -80,6 +80,10 @@ class ImageTree:
         """
         self._lay(held.entries, _Source(name, granted, {}, str(held.root)))
 
+    def lay_listing(self, entries: Collection[LayerEntry]) -> None:
+        """Lay the listing of an image that was made, to look up paths in it. It has no files to write."""
+        self._lay(entries, _Source("image", True, {}))
+
     def check_programs(self) -> None:
         """Refuse layers that replace a granted program of the host: its digest is a part of the policy.
 

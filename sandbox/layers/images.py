@@ -5,6 +5,7 @@
     STATE/rootfs/images/<key>/listing       what the image has, as the listing of a layer
     STATE/rootfs/images/<key>/table         its inodes (sandbox.layers.image_check), or that of the one file
     STATE/rootfs/images/<key>/meta.json     the digests of its layers, its kind, the digest of the one file
+    STATE/rootfs/images/<key>/programs/...  an empty file for each program that a run looked up in the listing
 
 The key is computed from digests alone, so that a start with an image that exists reads no listing.
 """
@@ -95,12 +96,17 @@ class ImageParts(Struct, frozen=True):
         return ROOT in self.executable or f"layer:{ref.name}" in self.executable
 
     def key(self, kind: ImageKind = "tree") -> str:
-        """Return the digest that names the image of this kind."""
+        """Return the digest that names the image of this kind.
+
+        Under a grant of the whole root each program keeps its execute bit, so that the image is the same for all of
+        them: a session of another command makes no other image.
+        """
+        kept = () if ROOT in self.executable else sorted(self.programs)
         parts = [
             *(("closure", one.digest) for one in self.closures),
             *(("layer", one.digest, "x" if self.granted(one) else "-") for one in self.layers),
             *(("derived", one.digest) for one in self.derived),
-            *(("program", path) for path in sorted(self.programs)),
+            *(("program", path) for path in kept),
             *(("point", *point) for point in sorted(set(self.points))),
             *((("kind", kind),) if kind != "tree" else ()),
         ]
@@ -155,6 +161,8 @@ class RootImages:
                 raise _damaged(folder)
             if meta.key != key:
                 raise _foreign(folder)
+            if ROOT in parts.executable:
+                _check_programs(folder, parts)
             if kind == "tree":
                 check = stack.enter_context(image_check.begin(folder, meta.files))
                 yield HeldImage(folder / "root", key, check)
@@ -222,6 +230,27 @@ class RootImages:
             tree_store.write(fresh.path / "listing", layers.canonical(listed), 0o600)
             tree_store.write(fresh.path / _META, msgspec.json.encode(meta), 0o600)
             tree_store.write(fresh.path / "table", _table(fresh, meta.kind), 0o600)
+
+
+def _check_programs(folder: Path, parts: ImageParts) -> None:
+    """Refuse a program that the image lacks. The key does not cover it, and another run may have made the image.
+
+    The listing is read once for each program: an empty file says that it was found.
+
+    Raises:
+        errors.LayerError: Raised when a path leads to no file that has an execute bit.
+    """
+    marks = folder / "programs"
+    missing = {path: marks / hashlib.sha256(path.encode()).hexdigest() for path in parts.programs}
+    missing = {path: mark for path, mark in missing.items() if not mark.exists()}
+    if not missing:
+        return
+    tree = image_tree.ImageTree()
+    tree.lay_listing(layers.parsed(tree_store.record(folder, "listing", hint=image_check.FIX)))
+    tree.keep(missing, [path for path, _ in parts.points])
+    marks.mkdir(mode=0o700, exist_ok=True)
+    for mark in missing.values():
+        mark.touch(mode=0o600)
 
 
 def _damaged(folder: Path) -> errors.LayerChangedError:

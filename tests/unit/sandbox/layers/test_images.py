@@ -185,6 +185,26 @@ def test_image_is_made_once_for_its_parts(state: Path, images: RootImages, monke
         assert (held.root / "a").read_bytes() == b"2"
 
 
+def test_root_grant_has_one_image_for_all_programs(state: Path, images: RootImages) -> None:
+    """Each command of `covenant exec` would have its own copy of the same bytes."""
+    ref = _layer(state, "tools", TOOLS, "/bin/a", "/bin/b")
+    keys = set()
+    for programs in (["/bin/a"], ["/bin/b"], ["/bin/link"], [], ["/bin/a"]):
+        with images.hold([], [ref], executable=["root"], programs=programs) as held:
+            keys.add(held.key)
+            held.check.wait()
+            assert _bits(held.root) == {"/bin/a": True, "/bin/b": True, "/bin/data": False}
+    assert len(keys) == 1
+    # A program that the image lacks is refused whether this run makes the image or finds it.
+    for _ in range(2):
+        for path in ("/bin/absent", "/bin", "/bin/data"):
+            with pytest.raises(errors.LayerError) as e, images.hold([], [ref], executable=["root"], programs=[path]):
+                pass
+            assert (e.value.where, bool(e.value.hint)) == (path, True)
+    with images.hold([], [ref], executable=["root"], programs=["/work/x"], points=[("/work", "dir")]):
+        pass
+
+
 def test_missing_layer_makes_no_image(state: Path, images: RootImages) -> None:
     ref = LayerRef("own", "0" * 64)
     with pytest.raises(errors.LayerError, match="not in the store"), images.hold([], [ref]):
