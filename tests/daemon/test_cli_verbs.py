@@ -143,6 +143,7 @@ def test_resume() -> None:
 
 
 def test_memory() -> None:
+    done("memory", "put", "the ferry leaves at seven")
     stored = verb("memory_stored", "memory", "put", "--tier", "episodic", "the harbour opens at six")
     record = stored["record"]["id"]
     assert verb("memory_promoted", "memory", "promote", record, "--tier", "long-term")
