@@ -112,8 +112,8 @@ def test_session_is_listed_suspended_resumed_and_killed(served: Served, running:
     killed = _call(served, "kill", run)
     assert killed.returncode == 0, killed.stderr
     assert _states(served) == {}
-    assert [row["code"] for row in _ends(served)] == ["stopped"]
     eventually(lambda: leftovers(served.world) == [])
+    assert [row["code"] for row in _ends(served)] == ["stopped"]
 
 
 def test_logs_show_stderr_or_terminal(served: Served, running: Running) -> None:

@@ -46,10 +46,10 @@ def test_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
             until(lambda: not registry.live(world.state / "runs"))
         served.start()
         served.quiet()
+        until(lambda: leftovers(world) == [])
         ended = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
         ends = {kind["agent_id"]: kind["code"] for kind in ended}
         assert (ends["holds"], ends["slow"]) == ("cut_off", "parent_ended")
-        assert leftovers(world) == []
 
 
 def test_what_outlives_its_parent_ends_with_supervisor_where_runs_do(warm: Path) -> None:

@@ -14,8 +14,10 @@ from covenant.tui.sources import Sources
 from covenant.tui.widgets import Table
 from tests import tui_data, tui_kit
 from tests.kernel import serving
+from tests.kernel.conftest import leftovers
 from tests.kernel.serving import Served
 from tests.kernel.test_contract_terminal import TERMINAL
+from tests.kernel.test_serve import eventually
 from tests.kernel.world import World
 from tests.tui_kit import NO_DAEMON, Silent
 
@@ -84,6 +86,7 @@ def test_session_is_watched_suspended_and_killed(served: Served, monkeypatch: py
     given = Sources(Silent(NO_DAEMON), tui.ask_supervisor, tui.explain, tui.attach)
     assert _differences(given, run) == []
     asyncio.run(_watched(given, run))
+    eventually(lambda: leftovers(served.world) == [])
     (ended,) = [row["kind"] for row in served.world.rows() if row["kind"]["type"] == "run_ended"]
     assert ended["run_id"] == run
     assert "asked for in covenant tui" in json.dumps([row["kind"] for row in served.world.rows()])
