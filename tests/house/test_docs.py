@@ -9,11 +9,18 @@ import pathlib
 import re
 import shlex
 import subprocess
+import tomllib
 
 import click
 import pytest
 
 from covenant.cli import main
+from policy import errors
+from policy.manifest import parse
+from policy.manifest.agent import Manifest
+from policy.why import amend
+from sandbox import config
+from sandbox.network.service import providers
 
 _FENCE = re.compile(r"^```(?:sh|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _ANY_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -213,3 +220,45 @@ def test_relative_links_lead_somewhere(clone: pathlib.Path) -> None:
         if not (page.parent / target).exists()
     ]
     assert dead == []
+
+
+_TOML = re.compile(r"^```toml\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LEAST = """[agent]
+id = "probe"
+name = "Probe"
+version = "1"
+runtime = "python3"
+entry = "main.py"
+
+[resources]
+network = "full"
+
+[sandbox]
+backend = "linux-gvisor"
+"""
+
+
+def test_configuration_of_pages_is_accepted(clone: pathlib.Path) -> None:
+    """Each part of a manifest, of config.toml and of providers.toml that a page shows, typed as it is."""
+    blocks = [
+        (page.name, block.replace("sha256:...", f"sha256:{'0' * 64}"))
+        for page in (*(clone / "docs").glob("*.md"), *(clone / "docs" / "howto").glob("*.md"), clone / "README.md")
+        for block in _TOML.findall(page.read_text())
+    ]
+    refused, read = [], 0
+    for page, block in blocks:
+        tables = set(tomllib.loads(block))
+        try:
+            if tables <= set(Manifest.model_fields):
+                parse.parse((block if "agent" in tables else amend.document(_LEAST, block.splitlines())).encode())
+            elif tables <= set(config.Config.model_fields):
+                config.parse(block.encode(), file=page, state=pathlib.Path("/"))
+            elif tables <= {"providers", "fetch"}:
+                providers.parse_all(block.encode(), file=page)
+            else:
+                continue
+            read += 1
+        except errors.CovenantError as e:
+            refused.append((page, e.message))
+    assert refused == []
+    assert read >= 40
