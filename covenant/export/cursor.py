@@ -110,7 +110,8 @@ def directory(path: Path, owner: int) -> int:
         os.close(fd)
         raise errors.LedgerError(
             f"directory `{path}` is not the export's alone, which runs as uid {owner}",
-            hint=f"chown {owner}: {path}; chmod 0700 {path}",
+            hint="name a directory that is not there yet, which is then made for it; "
+            f"if this one has nothing else: chown {owner}: {path}; chmod 0700 {path}",
             where=str(path),
         )
     return fd

@@ -182,8 +182,10 @@ def summary(node: Node) -> str:
     if ended:
         last = ended[-1]
         code = f" ({last['code']})" if last.get("code") else ""
+        # A run whose shim was killed has no duration.
+        took = f" after {ms / 1000:.1f} s" if (ms := _number(last, "duration_ms")) else ""
         parts = [
-            f"{last.get('status')}{code} after {_number(last, 'duration_ms') / 1000:.1f} s",
+            f"{last.get('status')}{code}{took}",
             f"CPU {_number(last, 'cpu_ms')} ms",
             f"memory {_number(last, 'memory_peak_bytes') >> 20} MiB",
             *parts,

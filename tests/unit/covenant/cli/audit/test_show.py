@@ -110,6 +110,8 @@ def test_summary_names_why_a_run_failed() -> None:
     ended = _row(2, "run_ended", run_id=RUN, status="failed", code="stopped", **COST)
     node = show.Node(RUN, [_row(1, "run_started", run_id=RUN, agent_id="hello"), ended])
     assert show.summary(node) == "hello, failed (stopped) after 1.2 s, CPU 7 ms, memory 3 MiB"
+    node.rows[-1]["kind"] |= {"code": "cut_off", "duration_ms": 0}
+    assert show.summary(node) == "hello, failed (cut_off), CPU 7 ms, memory 3 MiB"
     node.rows += [_row(3, "model_asked", run_id=RUN, input_tokens=10, output_tokens=n) for n in (5, None)]
     assert show.summary(node).endswith("memory 3 MiB, models asked 2 times for 25 tokens")
 
