@@ -120,7 +120,7 @@ def _report(rows: Sequence[_Row], *, as_json: bool) -> None:
         )
         for row in rows
     ]
-    terminal.print_table(("AGENT", "ENDED", "ENDS"), table, nothing="no package to renew")
+    terminal.print_table(("AGENT", "END", "NEW END"), table, nothing="no package to renew")
     for row in rows:
         if row.plan is not None and row.plan.why:
             common.say(f"note: {common.visible(row.agent_id)}: {common.visible(row.plan.why)}", err=True)
