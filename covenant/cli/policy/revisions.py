@@ -6,7 +6,7 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from covenant.visible import visible
@@ -96,12 +96,18 @@ def _git(*arguments: str, given: bytes = b"") -> bytes:
     except (OSError, subprocess.TimeoutExpired) as e:
         raise errors.RevisionError(f"git cannot be run: {e}", hint="install git, or name directories") from e
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()[:1]
-        outside = "not a git repository" in "".join(said)
-        hint = (
-            "run it in the checkout, or name directories"
-            if outside
-            else "write REVISION:PATH, with the path from the root of this repository"
-        )
-        raise errors.RevisionError(f"git has no such tree: {''.join(said)}", hint=hint)
+        said = done.stderr.decode(errors="replace").strip().splitlines()
+        raise errors.RevisionError(f"git has no such tree: {''.join(said[:1])}", hint=_fix(said))
     return done.stdout
+
+
+def _fix(said: Sequence[str]) -> str:
+    """Return the fix for what git says on stderr."""
+    if said and "not a git repository" in said[0]:
+        return "run it in the checkout, or name directories"
+    if said and "dubious ownership" in said[0]:
+        return next((line.strip() for line in said if "safe.directory" in line), "run it as the owner of the checkout")
+    return (
+        "write REVISION:PATH, with the path from the root of this repository; a shallow clone has few revisions: git "
+        "fetch --unshallow"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 from pathlib import Path
 
@@ -70,3 +71,18 @@ def test_link_that_leaves_tree_is_refused() -> None:
         _read(_tree(("100644", "agent.toml", b""), ("120000", "a", b"/etc/hostname")))
     with pytest.raises(errors.RevisionError, match="cannot be written"):
         _read(_tree(("120000", "a", b"x\0y")))
+
+
+def test_checkout_of_another_owner_names_fix_of_git(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = _tree(("100644", "agent.toml", b"x"))
+    for name, value in (("HOME", str(tmp_path)), ("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    with pytest.raises(errors.RevisionError, match="dubious ownership") as refused:
+        _read(tree)
+    assert refused.value.hint == f"git config --global --add safe.directory {repository}"
+    # The fix.
+    subprocess.run(shlex.split(refused.value.hint), check=True, timeout=60)
+    assert dict(_read(tree).files) == {"agent.toml": b"x"}
