@@ -35,6 +35,9 @@ def _as_user(uid: int) -> str:
         return f"sudo -u '#{uid}'"
 
 
+_ANOTHER = "set COVENANT_HOME or COVENANT_STATE, whichever names it, to a directory of yours"
+
+
 def private_directory(path: Path) -> Path:
     """Return the directory at ``path``, created with mode 0700 if missing.
 
@@ -47,9 +50,9 @@ def private_directory(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = os.lstat(path)
     except OSError as e:
-        raise errors.HomeError(f"`{path}` cannot be used: {e.strerror}", where=str(path)) from e
+        raise errors.HomeError(f"`{path}` cannot be used: {e.strerror}", hint=_ANOTHER, where=str(path)) from e
     if not stat.S_ISDIR(info.st_mode):
-        raise errors.HomeError(f"`{path}` is not a directory", where=str(path))
+        raise errors.HomeError(f"`{path}` is not a directory", hint=_ANOTHER, where=str(path))
     if info.st_uid != os.geteuid():
         raise errors.HomeError(
             f"`{path}` belongs to uid {info.st_uid}",

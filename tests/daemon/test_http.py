@@ -277,6 +277,14 @@ async def test_numbers(world: World) -> None:
     assert found["process_open_fds"][""] > 3
 
 
+async def test_no_budget_is_no_empty_budget(world: World) -> None:
+    """An alert on few credits would never end where no agent has a budget."""
+    async with http_kit.client(world.gateway, http_kit.OTHER_TOKEN) as client, client.get("/metrics") as answer:
+        text = await answer.text()
+    assert prometheus_text.parse(text).get("covenant_budget_credits", {}) == {}
+    assert "covenant_clock_behind_seconds 0.0\n" in text
+
+
 async def test_numbers_of_agents_are_for_operator(world: World) -> None:
     for agent, credits_ in ((http_kit.OTHER, 7), (http_kit.ME, 5)):
         await world.server.budget.set_capacity(agent, credits_)

@@ -85,7 +85,9 @@ def _credits(server: Server, *, by_agent: bool) -> tuple[str, str, str, Samples]
     buckets = sorted((budget.refill(bucket, now).tokens, key) for key, bucket in server.budget.buckets().items())
     if not by_agent:
         left = sum(tokens for tokens, _ in buckets)
-        return "covenant_budget_credits", "gauge", "Credits that all agents together have left.", [({}, left)]
+        # Without a budget there is no sum: 0 would say that agents wait.
+        total: Samples = [({}, left)] if buckets else []
+        return "covenant_budget_credits", "gauge", "Credits that all agents together have left.", total
     shown = [({"agent": key}, tokens) for tokens, key in buckets[:MAX_AGENTS]]
     return "covenant_budget_credits", "gauge", "Credits that an agent has left.", shown
 
