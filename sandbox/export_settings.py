@@ -55,7 +55,8 @@ def headers(path: Path) -> dict[str, str]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as e:
-        raise errors.ConfigError(f"headers `{path}`: {e.strerror}", where=str(path)) from e
+        hint = "write lines `Name: value` there, with mode 0600"
+        raise errors.ConfigError(f"headers `{path}`: {e.strerror}", hint=hint, where=str(path)) from e
     with os.fdopen(fd, "rb") as stream:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode) or info.st_mode & 0o077 or info.st_uid not in {0, os.geteuid()}:

@@ -35,6 +35,8 @@ def note(denial: Denial, granted: ServiceSet) -> str:
         return f"add to allow of [services.agents]: {text.toml(found['name'])}"
     if denial.code == "signal_not_granted" and (found := _SIGNAL.search(denial.target)):
         return f"add to signals of [services.telemetry]: {text.toml(found['name'])}"
-    if denial.code in _OPERATORS:
+    if denial.code in _OPERATORS and "collector" in denial.target:
+        return "it is the operator's part: agents in [export] of config.toml names the collector"
+    if denial.code in _OPERATORS and "provider" in denial.target:
         return "it is the operator's part: covenant models test NAME says whether a provider answers"
     return ""

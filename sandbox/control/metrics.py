@@ -33,6 +33,14 @@ from sandbox.storage import trust_state
 CONTENT_TYPE = prometheus.CONTENT_TYPE
 # Agent ids with series of their own; what the others use is one more, without an id.
 MAX_AGENTS = 100
+# Codes whose series begin at 0: Prometheus sees no increase in a series that begins at 1, so the first run that is cut
+# off, or the first package that is refused for a cause, would raise no alert.
+_ENDS = sorted(code for code, kind in errors.TABLE.items() if issubclass(kind, errors.RunError))
+_REFUSALS = sorted(
+    code
+    for code, kind in errors.TABLE.items()
+    if issubclass(kind, (errors.AuthorError, errors.RuleViolation, errors.SignatureError))
+)
 # Any code or layer that this version does not know: a later one wrote the log.
 OTHER = "other"
 _CHUNK_BYTES = 1 << 20
@@ -189,6 +197,8 @@ def used(entries: Sequence[Entry], counted: Tally | None = None) -> list[RunSamp
 def text(runs: Sequence[RunSample], counted: Tally, times: StateTimes = NO_TIMES) -> str:
     """Everything in the text format of Prometheus."""
     states = Counter(seen.entry.state or str(State.ISOLATED) for seen in runs)
+    ended = {**{("failed", code): 0 for code in _ENDS}, **counted.ends}
+    rejected = {**dict.fromkeys(_REFUSALS, 0), **counted.rejected}
     shown = [state for state in State if state not in (State.TERMINATED, State.ARCHIVED, State.REJECTED)]
     agents = _by_agent(runs)
     families: list[tuple[str, str, str, Iterable[tuple[Mapping[str, str], float]]]] = [
@@ -204,13 +214,13 @@ def text(runs: Sequence[RunSample], counted: Tally, times: StateTimes = NO_TIMES
             "covenant_run_ends_total",
             "counter",
             "Runs that ended, by status and by the error's code.",
-            [({"status": status, "code": code}, n) for (status, code), n in sorted(counted.ends.items())],
+            [({"status": status, "code": code}, n) for (status, code), n in sorted(ended.items())],
         ),
         (
             "covenant_rejections_total",
             "counter",
             "Packages that were refused, by the error's code.",
-            [({"code": code}, n) for code, n in sorted(counted.rejected.items())],
+            [({"code": code}, n) for code, n in sorted(rejected.items())],
         ),
         (
             "covenant_denials_total",

@@ -283,6 +283,8 @@ async def test_no_budget_is_no_empty_budget(world: World) -> None:
         text = await answer.text()
     assert prometheus_text.parse(text).get("covenant_budget_credits", {}) == {}
     assert "covenant_clock_behind_seconds 0.0\n" in text
+    unwritten = prometheus_text.parse(text)["covenant_refusals_unwritten_total"]
+    assert unwritten == {'transport="http"': 0.0, 'transport="ipc"': 0.0}
 
 
 async def test_numbers_of_agents_are_for_operator(world: World) -> None:

@@ -11,11 +11,12 @@ import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
 import anyio.to_thread
 
 from covenant.handlers import expiry
+from covenant.handlers.access import authentication
 from covenant.handlers.caller import Caller
 from covenant.handlers.server import Server
 from covenant.handlers.state.event_feed import TOPICS
@@ -64,7 +65,8 @@ def _requests(server: Server) -> Iterator[tuple[str, str, str, Samples]]:
     yield "covenant_requests_running", "gauge", "Requests that are being answered.", running
     refused = [({"status": status}, n) for status, n in sorted(meter.refused.items())]
     yield "covenant_http_refusals_total", "counter", "Requests over HTTP that no handler saw, by status.", refused
-    unwritten = [({"transport": where}, n) for where, n in sorted(meter.unwritten.items())]
+    # From 0 on: Prometheus sees no increase in a series that begins at 1.
+    unwritten = [({"transport": where}, meter.unwritten[where]) for where in get_args(authentication.Transport)]
     about = "Who was not let in and is in the log as a number alone, by transport."
     yield "covenant_refusals_unwritten_total", "counter", about, unwritten
     yield "covenant_streams", "gauge", "Streams that are open.", [({}, server.feed.subscribers)]

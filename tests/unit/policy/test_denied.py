@@ -130,6 +130,8 @@ def test_what_no_line_allows(denial: Denial, note: str) -> None:
             'add to signals of [services.telemetry]: "logs"',
         ),
         ("provider_failed", "provider local", "covenant models test NAME"),
+        ("no_provider", "POST /v1/logs: the collector does not answer", "agents in [export] of config.toml"),
+        ("provider_failed", "GET /fetch: wiki.example does not answer", "no line of agent.toml allows it"),
         ("content_refused", "POST /v1/messages: a URL", "no line of agent.toml allows it"),
         ("model_not_granted", "something else", "no line of agent.toml allows it"),
     ],

@@ -16,6 +16,12 @@ def _headers(path: Path, content: bytes) -> dict[str, str]:
     return export_settings.headers(path)
 
 
+def test_missing_headers_name_their_form(tmp_path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match="No such file") as refused:
+        export_settings.headers(tmp_path / "headers")
+    assert refused.value.hint == "write lines `Name: value` there, with mode 0600"
+
+
 def test_lines_are_headers(tmp_path: Path) -> None:
     found = _headers(tmp_path / "headers", b"Authorization: Bearer a:b\n\nX-Scope:  one \r\n")
     assert found == {"Authorization": "Bearer a:b", "X-Scope": "one"}

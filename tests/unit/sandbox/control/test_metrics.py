@@ -60,6 +60,24 @@ def test_series_are_bounded_and_add_up() -> None:
     assert numbers["covenant_runs"]['state="Isolated"'] == 250
 
 
+def test_first_of_its_kind_is_an_increase(tmp_path: Path) -> None:
+    """A series that begins at 1 has no increase, so an alert on it would come with the second run or package."""
+    before = prometheus_text.parse(metrics.text([], tally(tmp_path)))
+    row = {"type": "run_ended", "run_id": "r", "status": "failed", "code": errors.CutOffError.code}
+    counted = tally(tmp_path, row, {"type": "manifest_rejected", "run_id": None, "code": "unsigned"})
+    list(counted.read())
+    after = prometheus_text.parse(metrics.text([], counted))
+    for name, labels in (
+        ("covenant_run_ends_total", 'code="cut_off",status="failed"'),
+        ("covenant_rejections_total", 'code="unsigned"'),
+        ("covenant_self_tests_total", 'result="failed"'),
+        ("covenant_drifts_total", ""),
+    ):
+        assert before[name][labels] == 0
+    assert after["covenant_run_ends_total"]['code="cut_off",status="failed"'] == 1
+    assert after["covenant_rejections_total"]['code="unsigned"'] == 1
+
+
 def test_ends_of_trust_root_and_its_keys_are_series(tmp_path: Path) -> None:
     end = signing_kit.NOW + 30 * signing_kit.DAY
     early = end - signing_kit.DAY
