@@ -360,18 +360,20 @@ def _error(kind: str, place: tuple[int | str, ...], message: str, file: str) -> 
     """Return one fault of the configuration in the words of this project."""
     key = text.visible(".".join(str(part) for part in place))
     if kind == "extra_forbidden":
-        return errors.ConfigError(f"`{key}` is no key of the configuration", hint=_known(place), where=file)
+        table = Config.model_fields[str(place[0])].annotation if len(place) > 1 else Config
+        hint = nearest_key(str(place[-1]), table if isinstance(table, type) else Config)
+        return errors.ConfigError(f"`{key}` is no key of the configuration", hint=hint, where=file)
+    if kind == "model_type":
+        return errors.ConfigError(f"configuration key `{key}`: must be a table", hint=f"write [{key}]", where=file)
     said = message.removeprefix("Value error, ").lower()
     named = f"configuration key `{key}`" if key else "configuration"
     return errors.ConfigError(f"{named}: {said}", where=file)
 
 
-def _known(place: tuple[int | str, ...]) -> str:
-    """Return the key that is nearest to an unknown one, and those that are known beside it."""
-    tables: dict[str, type[pydantic.BaseModel]] = {"tls": TlsSettings, "proxy": ProxySettings, "vault": VaultSettings}
-    model = tables.get(str(place[0]), Config) if len(place) > 1 else Config
-    known = tuple(name for name in sorted(model.model_fields) if name != "state")
-    near = text.nearest(str(place[-1]), known)
+def nearest_key(word: str, table: type[pydantic.BaseModel]) -> str:
+    """Return the key of a table that is nearest to an unknown one, and all that are known there."""
+    known = tuple(name for name in sorted(table.model_fields) if name != "state")
+    near = text.nearest(word, known)
     return (f"did you mean `{near}`? " if near else "") + f"known here: {', '.join(known)}"
 
 

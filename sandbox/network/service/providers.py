@@ -22,7 +22,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar, get_args
 from urllib.parse import urlsplit
 
 import pydantic
@@ -57,6 +57,8 @@ SEARCHES: Final = frozenset({"brave", "mock", "searxng", "serpapi"})
 Kind = Literal[
     "a2a", "anthropic", "brave", "gemini", "mock", "ollama", "openai", "openai-compatible", "searxng", "serpapi"
 ]
+
+_KINDS: Final = f"kinds are {', '.join(get_args(Kind))}"
 
 
 def _absolute(value: object) -> object:
@@ -213,7 +215,8 @@ def parse_all(raw: bytes, *, file: str) -> Operators:
         raise errors.ConfigError(f"providers are not valid TOML: {text.visible(str(e))}", where=file) from e
     tables, pages = document.get("providers", {}), document.get("fetch", {})
     if set(document) - {"providers", "fetch"} or not isinstance(tables, dict) or not isinstance(pages, dict):
-        raise errors.ConfigError('only [providers.NAME] and [fetch."HOST"] tables are known', where=file)
+        hint = 'write [providers.NAME] or [fetch."HOST"] in the place of each other table'
+        raise errors.ConfigError('only [providers.NAME] and [fetch."HOST"] tables are known', hint=hint, where=file)
     return Operators(
         {name: _table(Provider, "providers", name, table, file) for name, table in tables.items()},
         {host: _table(PageHost, "fetch", host, table, file) for host, table in pages.items()},
@@ -236,6 +239,18 @@ def _table(kind: type[_Table], part: str, name: str, table: object, file: str) -
         return kind(**table)
     except pydantic.ValidationError as e:
         first = e.errors(include_url=False, include_context=False)[0]
-        key = text.visible(".".join((part, name, *(str(part) for part in first["loc"]))))
-        message = first["msg"].removeprefix("Value error, ").lower()
-        raise errors.ConfigError(f"`{key}`: {message}", where=file) from e
+        raise _error(kind, (part, name, *map(str, first["loc"])), first, file) from e
+
+
+def _error(kind: type[_Table], place: tuple[str, ...], fault: Mapping[str, Any], file: str) -> errors.ConfigError:
+    """Return the fault of one key, or of a table, in the words of this project."""
+    key, hint = text.visible(".".join(place)), ""
+    message = fault["msg"].removeprefix("Value error, ").lower()
+    if fault["type"] == "extra_forbidden":
+        message, hint = f"no key of [{place[0]}.{_NAMES[place[0]][1]}]", config.nearest_key(place[-1], kind)
+    elif fault["type"] == "literal_error" and place[-1] == "kind":
+        near = text.nearest(str(fault["input"]), get_args(Kind))
+        message, hint = "no kind of provider", (f"did you mean `{near}`? " if near else "") + _KINDS
+    elif message == "needs an endpoint":
+        hint = 'write endpoint = "http://HOST:PORT/v1"'
+    return errors.ConfigError(f"`{key}`: {message}", hint=hint, where=file)

@@ -112,6 +112,20 @@ def test_what_is_wrong_is_named(text: str, named: str) -> None:
     assert refusal.value.where == "config.toml"
 
 
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [
+        ('[export]\notpl = "http://127.0.0.1:1"', "did you mean `otlp`? known here: agents,"),
+        ('[proxy]\nulr = "http://a:1"', "did you mean `url`?"),
+        ('vault = "x"', "write [vault]"),
+    ],
+)
+def test_fix_of_a_mistake_in_a_table_is_of_that_table(wrong: str, hint: str) -> None:
+    with pytest.raises(errors.ConfigError) as refused:
+        config.parse(wrong.encode(), file="config.toml", state=Path("/s"))
+    assert refused.value.hint.startswith(hint)
+
+
 def test_authorities_are_read_in_order(tmp_path: Path) -> None:
     certificates = [Certificates(tmp_path, name).path.read_bytes() for name in ("one.example", "two.example")]
     for name, raw in zip(("one", "two"), certificates, strict=True):
