@@ -280,7 +280,7 @@ PROCESS = (
 WORKSPACE = (
     R("workspace mode unknown", 'mode = "overlay"', 'mode = "bind"', "`bind` is not known", "overlay"),
     R("workspace without mode", 'mode = "overlay"\n', "", "[workspace] has no mode", "overlay", at="[workspace]"),
-    R("workspace from nowhere", 'from = ["/srv/projects"]', "from = []", "where it may lie", "/home"),
+    R("workspace from nowhere", 'from = ["/srv/projects"]', "from = []", "where it may be", "/home"),
     R("workspace from relative", '"/srv/projects"', '"projects"', "`projects` is not absolute", "begin", at="from ="),
     R("workspace path relative", '"/work/project"', '"work"', "`work` is not absolute", "begin", at='path = "work"'),
     R("mask absolute", '"*.secret"', '"/x"', "`/x` is no pattern of paths", "workspace's directory", at="mask ="),

@@ -31,7 +31,7 @@ def _lines(mine: ReadWorkspace, other: ReadWorkspace | None) -> Iterator[str]:
         yield _SAYS[mine.apply]
     for path in mine.below:
         if not any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in other.below):
-            yield f"the caller's directory may lie below {path}"
+            yield f"the caller's directory may be below {path}"
     for pattern in sorted(set(other.mask) - set(mine.mask)):
         yield f"{pattern} is shown"
     for pattern in sorted(set(other.protect) - set(mine.protect)):

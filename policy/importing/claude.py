@@ -98,7 +98,7 @@ def _paths(draft: Draft, found: Document, allow: list[ToolRule], closed: list[To
     draft.read += path_grants.granted(draft, "permissions.filesystem.read", [*reads, *more], unread, write=False)
     draft.workspace += path_grants.granted(draft, "workspace.from", writes, [*unwritten, *unread], write=True)
     if draft.workspace:
-        message = "a path to edit is where a workspace may lie: one directory a run, and a person applies the changes"
+        message = "a run works on one directory at or below a path to edit, and a person applies the changes"
         draft.narrower("permissions.allow", message, "covenant workspace apply RUN")
 
 

@@ -55,7 +55,7 @@ def _workspace(draft: Draft, found: documents.Document) -> None:
     draft.workspace = path_grants.granted(draft, "workspace.from", own, [], write=True)
     if draft.workspace:
         draft.protect = list(_CLOSED)
-        message = "a root to write is where a workspace may lie: one directory a run, and a person applies the changes"
+        message = "a run works on one directory at or below a root to write, and a person applies the changes"
         draft.narrower(f"{prefix}writable_roots", message, "covenant workspace apply RUN")
     draft.scratch = not documents.flag(found, "exclude_slash_tmp", f"{prefix}exclude_slash_tmp")
     if documents.flag(found, "network_access", f"{prefix}network_access"):

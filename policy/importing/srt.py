@@ -106,5 +106,5 @@ def _filesystem(draft: Draft, found: Document, prefix: str, closed: Closed) -> N
     draft.workspace += path_grants.granted(draft, "workspace.from", rest, denied, write=True)
     if draft.workspace:
         draft.protect = list(_CLOSED)
-        message = "a path to write is where a workspace may lie: one directory a run, and a person applies the changes"
+        message = "a run works on one directory at or below a path to write, and a person applies the changes"
         draft.narrower(f"{prefix}allowWrite", message, "covenant workspace apply RUN")

@@ -245,7 +245,7 @@ def _workspace(m: Manifest) -> Iterator[Problem]:
     if one.volume is not None:
         yield "workspace.volume", f"volume is {text.quote(one.volume)} while mode is `overlay`", 'write mode = "volume"'
     if not one.below:
-        yield "workspace.from", "[workspace] does not say where it may lie", 'write from = ["/home"], for example'
+        yield "workspace.from", "[workspace] does not say where it may be", 'write from = ["/home"], for example'
     if m.sandbox.filesystem == "read-only-package":
         message = "[workspace] is written while sandbox.filesystem is `read-only-package`"
         yield "workspace", message, 'write filesystem = "ephemeral"'

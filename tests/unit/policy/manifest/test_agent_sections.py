@@ -85,7 +85,7 @@ def parsed(*parts: str) -> Manifest:
         ),
         (
             (agent(), DISK, GVISOR, WORKSPACE.replace('from = ["/home"]\n', "")),
-            "does not say where it may lie",
+            "does not say where it may be",
             (agent(), DISK, GVISOR, WORKSPACE),
         ),
         (
