@@ -11,7 +11,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,6 +31,8 @@ _REASON = click.option("--reason", default="", metavar="TEXT", help="Why; it sta
 _RUN = click.argument("run", metavar="RUN")
 _RUN_OR_PACKAGE = click.argument("run", metavar="RUN|PACKAGE")
 
+# Who asks for instances of standby (sandbox/supervisor.py).
+_STANDBY = "standby@local"
 _WATCH_SECONDS, _FOLLOW_SECONDS = 1.0, 0.3
 # So much of a run id is shown; more where two begin alike.
 _ID = 8
@@ -159,7 +161,8 @@ _DONE = {"suspend": "suspended", "resume": "resumed", "kill": "ended"}
 def of_package(run: str, *, ended: bool = False) -> str:
     """Return the id of the newest live run of a package, where ``run`` is a package's directory; else ``run`` itself.
 
-    With ``ended``, it is the newest run that has a record where none lives.
+    An instance of standby that waits for its intent is no run yet. With ``ended``, it is the newest run that has a
+    record where none lives.
 
     Raises:
         errors.NoRunError: no run of the package lives, or with ``ended``, none has a record either.
@@ -173,12 +176,17 @@ def of_package(run: str, *, ended: bool = False) -> str:
     from policy.manifest import parse
 
     agent_id = parse.parse((place / "agent.toml").read_bytes()).agent.id
-    live = [one for one in listed() if one["agent_id"] == agent_id]
+    live = [one for one in listed() if one["agent_id"] == agent_id and not _waits(one)]
     if not live and ended:
         return newest_ended(agent_id)
     if not live:
         raise errors.NoRunError(f"no run of `{agent_id}` lives", hint="covenant ps lists those that do; or give its id")
     return str(max(live, key=lambda one: one["started_ms"])["run_id"])
+
+
+def _waits(one: Mapping[str, Any]) -> bool:
+    """Whether a listed run is an instance of standby without an intent: then its issuer is the supervisor's own."""
+    return bool(one["state"] == "Isolated" and one["issuer"] == _STANDBY)
 
 
 # --- who answers ------------------------------------------------------------------------------------------------

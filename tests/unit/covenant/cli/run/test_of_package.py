@@ -19,7 +19,17 @@ def package(tmp_path: Path) -> Path:
 
 
 def _live(monkeypatch: pytest.MonkeyPatch, *rows: tuple[str, str, int]) -> None:
-    listed = [{"run_id": run_id, "agent_id": agent_id, "started_ms": at} for run_id, agent_id, at in rows]
+    """Let these runs live; those whose id begins with `s` are instances of standby that wait."""
+    listed = [
+        {
+            "run_id": run_id,
+            "agent_id": agent_id,
+            "started_ms": at,
+            "state": "Isolated" if run_id.startswith("s") else "Running",
+            "issuer": "standby@local" if run_id.startswith("s") else "operator@local",
+        }
+        for run_id, agent_id, at in rows
+    ]
     monkeypatch.setattr(manage, "listed", lambda: listed)
 
 
@@ -44,3 +54,15 @@ def test_logs_of_package_are_of_its_newest_ended_run(package: Path, monkeypatch:
     assert manage.of_package(str(package), ended=True) == "newest of hello"
     _live(monkeypatch, ("a1", "hello", 1))
     assert manage.of_package(str(package), ended=True) == "a1"
+
+
+def test_waiting_instance_is_no_run_of_package(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is newer than the run that it replaces: logs were those of a process that had said nothing."""
+    _live(monkeypatch, ("a1", "hello", 1), ("s2", "hello", 2))
+    for ended in (False, True):
+        assert manage.of_package(str(package), ended=ended) == "a1"
+    _live(monkeypatch, ("s2", "hello", 2))
+    with pytest.raises(errors.NoRunError, match="no run of `hello` lives"):
+        manage.of_package(str(package))
+    monkeypatch.setattr(manage, "newest_ended", lambda agent_id: f"newest of {agent_id}")
+    assert manage.of_package(str(package), ended=True) == "newest of hello"
