@@ -97,7 +97,11 @@ def check_path(path: str) -> None:
         raise errors.LayerError(f"the name `{_shown(path)}` is not UTF-8", where=_shown(path)) from None
     parts = path.split("/")
     if parts[0] or len(parts) < 2 or any(part in ("", ".", "..") for part in parts[1:]) or "\0" in path:
-        raise errors.LayerError(f"`{_shown(path)}` cannot be a path in a layer", where=_shown(path))
+        raise errors.LayerError(
+            f"`{_shown(path)}` cannot be a path in a layer",
+            hint="write an absolute path such as /opt/app, without `..` and control characters",
+            where=_shown(path),
+        )
     if len(raw) > MAX_PATH_BYTES or (
         len(raw) > MAX_NAME_BYTES and any(len(part.encode()) > MAX_NAME_BYTES for part in parts)
     ):

@@ -94,7 +94,7 @@ class Agents:
             return card
         taken = next((one.error for one in self._listing if one.id == agent_id and one.error is not None), None)
         raise taken or errors.NoAgentError(
-            f"no agent has the id `{strict_json.shown(agent_id)}`", hint="covenant agents lists them"
+            f"no agent has the id `{strict_json.shown(agent_id)}`", hint="covenant agents list"
         )
 
     def required(self) -> frozenset[str]:

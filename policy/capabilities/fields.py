@@ -231,7 +231,7 @@ NAMESPACES: Final[Mapping[str, Mapping[str, Field]]] = {
         "max_uses": Field("a number from 1", _is_count, _at_most, None),
     },
     "memory": {
-        "tiers": Field("a list of tiers", _is_tiers, _narrower_tiers, _tiers),
+        "tiers": Field("a list of the tiers working, episodic and longterm", _is_tiers, _narrower_tiers, _tiers),
         "record_id": Field("a record's id", _is_text, same, _record),
         "before_ms": Field("a time in Unix milliseconds", _is_time, _at_most, _memory_before),
         "apply": _APPLY,

@@ -32,7 +32,8 @@ class Connect(Struct, frozen=True):
 
     def describe(self) -> str:
         """The destination."""
-        return f"connect {text.visible(self.host)}:{self.port}" + (f" by {self.protocol}" if self.protocol else "")
+        host = f"[{self.host}]" if ":" in self.host else text.visible(self.host)
+        return f"connect {host}:{self.port}" + (f" by {self.protocol}" if self.protocol else "")
 
     def _access(self, grants: Grants | Effective) -> Access:
         if self.host == HOST_NAME:

@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from policy import errors, layers
 from policy.layers import LayerEntry, LayerRef
+from policy.manifest import text
 from sandbox.layers import packing, tree_walk
 from sandbox.rootfs import tree_store
 from sandbox.storage import atomic_file
@@ -154,7 +155,9 @@ class LayerStore:
         if found:
             digests = ", ".join(one.digest[:12] for one in found)
             raise errors.LayerError(f"`{word}` is the name of {len(found)} layers", hint=f"give a digest: {digests}")
-        raise errors.LayerError(f"no layer `{word}` is in the store", hint="covenant layer list")
+        near = text.nearest(word, tuple(name for one in everything for name in one.names))
+        hint = f"did you mean `{near}`? If not: covenant layer list" if near else "covenant layer list"
+        raise errors.LayerError(f"no layer `{word}` is in the store", hint=hint)
 
     def hold(self, ref: LayerRef, stack: contextlib.ExitStack) -> LayerTree:
         """Return a layer that ``collect`` and ``remove`` leave alone until ``stack`` is closed.

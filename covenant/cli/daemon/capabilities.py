@@ -21,6 +21,7 @@ _OF_A_NAME = (
 # 64 bytes in base58 have at least 86 characters, apart from leading zeros; fewer than 6 identify no grant.
 _LEAST_OF_SIGNATURE, _SIGNATURE_CHARACTERS = 6, 80
 _LOOKED_AT = 1000
+_SCOPE = '{"version": 1, "max_uses": 3}'
 _SHORTHAND = re.compile(r"(a2a\.(?:send|recv|respond)\.)([1-9A-HJ-NP-Za-km-z]{4,42})\Z")
 
 
@@ -87,7 +88,7 @@ def grant(
 
     In an action about a peer (a2a.send.KEY) the beginning of the peer's key stands for the whole one.
     """
-    given = None if scope is None else client.document(scope, option="--scope")
+    given = None if scope is None else client.document(scope, option="--scope", example=_SCOPE)
     bounds = {} if given is None else given
     with client.daemon() as daemon:
         action = _whole(daemon, action)

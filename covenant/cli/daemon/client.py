@@ -72,8 +72,8 @@ def either(before_ms: int | None, older_than_ms: int | None, *, option: str = ""
     return max(0, times.now_ms() - older_than_ms) if older_than_ms is not None else before_ms
 
 
-def document(text: str, *, option: str) -> Any:
-    """Parse the JSON of an option.
+def document(text: str, *, option: str, example: str = '{"text": "hi"}') -> Any:
+    """Parse the JSON of an option. ``example`` is shown as the fix.
 
     Raises:
         errors.UsageError: it is invalid.
@@ -81,7 +81,7 @@ def document(text: str, *, option: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as e:
-        raise errors.UsageError(f"{option} is no JSON: {e}", hint=f"""such as {option} '{{"text": "hi"}}'""") from None
+        raise errors.UsageError(f"{option} is no JSON: {e}", hint=f"such as {option} '{example}'") from None
 
 
 @contextlib.contextmanager

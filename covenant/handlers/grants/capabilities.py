@@ -202,7 +202,9 @@ def _token(server: Server, subject: AgentId, action: str, scope: Any, expires_at
         raise errors.GrantRefusedError(str(e)) from None
     reason = scopes.check(action, normal)
     if reason is not None:
-        raise errors.GrantRefusedError(reason)
+        raise errors.GrantRefusedError(
+            reason, hint='docs/capabilities.md has the fields of a scope, such as {"version": 1, "before_ms": 0}'
+        )
     token = Token(subject.pubkey, action, normal, server.identity.agent.pubkey, expires_at)
     if token.expired(server.now_ms()):
         raise errors.GrantRefusedError("the grant would end in the past")
