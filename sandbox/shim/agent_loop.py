@@ -37,6 +37,12 @@ _LOOK_SECONDS = 0.25
 _SETTLE_SECONDS = 0.02
 # No wait is without an end, also where nothing is due (seconds).
 _LONGEST_WAIT = 3600.0
+# The fix for each clock that an author or a caller sets. The others end with what they are of.
+_LONGER = {
+    "cpu_ms_per_task": "raise cpu_ms_per_task in [resources] of agent.toml, and sign again",
+    "ttl_seconds": "raise ttl_seconds in [lifetime] of agent.toml, and sign again",
+    "timeout": "give a longer --timeout",
+}
 
 
 class AgentSession(Protocol):
@@ -244,7 +250,7 @@ class AgentLoop:
             return errors.DeadlineError("its package has ended (clock: expires_at)", clock="expires_at", gently=True)
         if boot_seconds() - self._given_at >= limits.ttl_seconds:
             words = f"still running after {limits.ttl_seconds:g} s (clock: ttl_seconds)"
-            return errors.DeadlineError(words, clock="ttl_seconds", gently=True)
+            return errors.DeadlineError(words, hint=_LONGER["ttl_seconds"], clock="ttl_seconds", gently=True)
         return None
 
     def _out_of_memory(self) -> Outcome:
@@ -266,6 +272,7 @@ class AgentLoop:
             self.end(
                 errors.DeadlineError(
                     f"still running after {self.limits.task_seconds:g} s (clock: {self.limits.task_clock})",
+                    hint=_LONGER.get(self.limits.task_clock, ""),
                     clock=self.limits.task_clock,
                 ),
                 gently=True,

@@ -124,6 +124,7 @@ def test_logs_show_stderr_or_terminal(served: Served, running: Running) -> None:
     assert (other.returncode, other.stdout) == (0, "")
     if not is_stream:
         eventually(lambda: "\n5" in running.said())
+        assert "\\r" not in running.said(), "a terminal's line ends are line ends"
 
 
 def test_logs_of_terminal_are_bounded_and_visible(served: Served) -> None:

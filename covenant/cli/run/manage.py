@@ -115,13 +115,16 @@ def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
     if as_json:
         common.emit({"kind": "logs", **_whole(run, stream)})
         return
-    ended_line = True
+    ended_line, cut = True, ""
     for piece in _pieces(run, stream, follow=follow):
         if piece["begins"] > piece["asked"]:
             common.say(f"[{piece['begins'] - piece['asked']} bytes dropped]", err=True)
-        if piece["text"]:
-            common.write(common.visible(piece["text"], newlines=True))
-            ended_line = piece["text"].endswith("\n")
+        # A terminal ends its lines with \r\n. A \r at the end of a piece waits for the next one.
+        text = re.sub("\r+\n", "\n", cut + piece["text"])
+        cut = "\r" if text.endswith("\r") else ""
+        if text := text.removesuffix("\r"):
+            common.write(common.visible(text, newlines=True))
+            ended_line = text.endswith("\n")
     if not ended_line:
         common.say()
 

@@ -71,10 +71,18 @@ def child(
             os.close(fd)
 
 
-def _run(code: str, *, intent: bytes = b"hi\n", starts: bool = True, stays: bool = False, **limits: float) -> AgentLoop:
+def _run(
+    code: str,
+    *,
+    intent: bytes = b"hi\n",
+    starts: bool = True,
+    stays: bool = False,
+    task_clock: str = "clock",
+    **limits: float,
+) -> AgentLoop:
     bounds = {"start_seconds": 60.0, "task_seconds": 60.0, "grace_seconds": 0.5, **limits}
     with child(code, starts=starts, stays=stays) as channel:
-        exchange = AgentLoop(channel, StdioSession(), intent, Limits(task_clock="clock", **bounds))  # type: ignore[arg-type]
+        exchange = AgentLoop(channel, StdioSession(), intent, Limits(task_clock=task_clock, **bounds))  # type: ignore[arg-type]
         exchange.run()
     return exchange
 
@@ -141,6 +149,16 @@ def test_term_then_grace_then_kill() -> None:
     assert isinstance(done.error, errors.DeadlineError)
     assert done.forced
     assert 1.1 < done.ended_at < 200
+
+
+def test_deadline_names_the_key_that_gives_more_time() -> None:
+    done = _run(READ + "time.sleep(300)", task_seconds=0.7, task_clock="cpu_ms_per_task")
+    assert done.error is not None
+    assert done.error.hint == "raise cpu_ms_per_task in [resources] of agent.toml, and sign again"
+    # Control: a clock that no key sets has no such fix.
+    done = _run(READ + "time.sleep(300)", task_seconds=0.7, task_clock="parent")
+    assert isinstance(done.error, errors.DeadlineError)
+    assert not done.error.hint
 
 
 def test_asking_that_takes_its_time_is_part_of_grace(monkeypatch: pytest.MonkeyPatch) -> None:
