@@ -137,6 +137,7 @@ MEANINGS: Final[Mapping[tuple[str, str], str]] = {
     ("tool", "argument_bytes"): "the arguments of the call were larger than the manifest allows",
     ("tool", "answer_bytes"): "the answer of the tool was larger than the manifest allows",
     ("tool", "too_many_requests"): "as many commands ran at one time, or were called in a second, as may be",
+    ("spawn", "package_invalid"): "no package of that agent is where children are looked for, or it cannot be read",
     ("memory", "out_of_memory"): "the kernel ended the agent for its memory",
     ("time", "deadline"): "the agent was still running when this clock had run out",
     ("time", "cpu_time"): "the agent had used up its processor time",
@@ -414,6 +415,8 @@ def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
         return "the package as it is now allows it: it was changed since this run"
     if (denial.layer, denial.code) == ("packet", denials.NOT_GRANTED):
         return _BY_NAME
+    if (denial.layer, denial.code) == ("spawn", "package_invalid"):
+        return "put it beside its parent's package, or into a directory of `agents` in config.toml"
     if (denial.layer, denial.code) == ("credential", "absent"):
         return "an operator puts it there: covenant vault put AGENT NAME"
     if (denial.layer, denial.code) == ("dns", "name_not_granted"):

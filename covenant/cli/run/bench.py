@@ -122,6 +122,8 @@ class _Bench:
                 raise errors.ServiceError("no supervisor is running here", hint="start covenant-supervisor")
             answer = client.run(sock, self._directory, "hi")
         if answer.error is not None:
+            if isinstance(answer.error, errors.AgentFailedError) and not answer.error.hint:
+                answer.error.hint = f"the package must take any intent; see: covenant run {self._path} hi"
             raise answer.error
         return answer
 

@@ -237,3 +237,9 @@ def test_any_target_is_explained_without_error(layer: str, target: str, known: t
 def test_ceiling_not_there_is_no_refusal() -> None:
     answer = ask.ask(limit.Limit("net_bps", 10**9), FULL)
     assert (answer.allowed, answer.add) == (True, ())
+
+
+def test_child_without_package_says_where_it_belongs() -> None:
+    found = denied.explain(Denial("spawn", "nosuch", "package_invalid"), FULL)
+    assert "where children are looked for" in found.meaning
+    assert found.note.startswith("put it beside its parent's package")
