@@ -153,6 +153,17 @@ _ASKED: Final = (
     "once), and never by `covenant dev`; an entry without on_deny grants the host"
 )
 _BY_NAME: Final = "where the agent came by a name, grant the name: an address may be another's tomorrow"
+# What to do about a denial of this layer and code.
+_NOTES: Final[Mapping[tuple[str, str], str]] = {
+    ("packet", denials.NOT_GRANTED): _BY_NAME,
+    ("spawn", "package_invalid"): "put it beside its parent's package, or into a directory of `agents` in config.toml",
+    ("credential", "absent"): "an operator puts it there: covenant vault put AGENT NAME",
+    (
+        "dns",
+        "name_not_granted",
+    ): f"written for HTTPS: another use has other ports, and protocol {' or '.join(PROTOCOLS)}",
+    ("dns", "rebinding"): "grant the address itself where that is meant: host = ADDRESS",
+}
 _REPLACES: Final = (
     "a list of destinations takes the place of what the mode grants by itself: list every host that the agent uses"
 )
@@ -413,14 +424,6 @@ def _note(denial: Denial, answer: Answer | None, sight: Sight) -> str:
         return _REPLACES
     if answer is not None and answer.allowed:
         return "the package as it is now allows it: it was changed since this run"
-    if (denial.layer, denial.code) == ("packet", denials.NOT_GRANTED):
-        return _BY_NAME
-    if (denial.layer, denial.code) == ("spawn", "package_invalid"):
-        return "put it beside its parent's package, or into a directory of `agents` in config.toml"
-    if (denial.layer, denial.code) == ("credential", "absent"):
-        return "an operator puts it there: covenant vault put AGENT NAME"
-    if (denial.layer, denial.code) == ("dns", "name_not_granted"):
-        return f"written for HTTPS: another use has other ports, and protocol {' or '.join(PROTOCOLS)}"
-    if (denial.layer, denial.code) == ("dns", "rebinding"):
-        return "grant the address itself where that is meant: host = ADDRESS"
+    if noted := _NOTES.get((denial.layer, denial.code)):
+        return noted
     return "no line of agent.toml allows it" if answer is None else ""
