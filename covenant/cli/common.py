@@ -240,10 +240,15 @@ def door(name: str | None, agent: str | None, passphrase_file: str | None) -> Si
         errors.UsageError: neither is given, or both.
         errors.KeyFileError, errors.AgentError: there is no such key.
     """
-    from covenant.keys import signers
+    from covenant.keys import keystore, signers
 
     if (name is None) == (agent is None):
-        raise errors.UsageError("a key to sign with is needed, and one only", hint="give --key NAME or --ssh-agent KEY")
+        known = list[str]()
+        with contextlib.suppress(errors.CovenantError, OSError):
+            known = [one.name for one in keystore.entries(home())]
+        listed = f" (there is {', '.join(known)})" if name is None and known else ""
+        hint = f"give --key NAME{listed} or --ssh-agent KEY"
+        raise errors.UsageError("a key to sign with is needed, and one only", hint=hint)
     if agent is not None:
         return signers.agent_key(agent)
     assert name is not None

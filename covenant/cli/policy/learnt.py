@@ -163,7 +163,8 @@ def report(
     from covenant.session import learning
 
     if not quiet:
-        common.say("learnt:", err=True)
+        nothing = " nothing of the ceiling was used" if not (found.lines or taken_out or found.left_out) else ""
+        common.say(f"learnt:{nothing}", err=True)
         for line in found.lines:
             common.say(f"  {line.key} {common.visible(line.value)}: {learning.evidence(line)}", err=True)
         for text in taken_out:

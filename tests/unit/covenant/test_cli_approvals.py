@@ -146,3 +146,14 @@ def test_empty_list_says_that_no_operator_is_asked(home: Path, monkeypatch: pyte
     assert call(Runs(), monkeypatch, home, "list").output == off
     config.write_text("ask_operators = true\n")
     assert call(Runs(), monkeypatch, home, "list").output == "nothing waits\n"
+
+
+def test_key_that_is_not_named_is_one_of_these(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call(Runs(), monkeypatch, home, "list")
+    keystore.new(home, "bob", None)
+    done = call(Runs("a.example.com"), monkeypatch, home, "grant", "11", "--once")
+    assert isinstance(done.exception, errors.UsageError)
+    assert done.exception.hint == "give --key NAME (there is ann, bob) or --ssh-agent KEY"
+    runs = Runs("a.example.com")
+    assert call(runs, monkeypatch, home, "grant", "11", "--once", "--key", "bob").exception is None
+    assert runs.answers == [("grant", "a.example.com")]
