@@ -79,7 +79,11 @@ def policy(
         with progress.step("trying what its policy forbids, before its first run of the day"):
             faults = probe_run.attempt(job, closures, runs=dependencies.path / "runs", uids=uids)
     except errors.CovenantError as e:
-        faults = (f"it could not be tried: {e.message}",)
+        # The machine lacks something that the run needs as well: its fix is the one, and never self_test = false.
+        rows.self_test(
+            f"policy {decision.policy_digest[:16]}: it could not be tried: {e.message}", passed=False, name="canaries"
+        )
+        raise errors.SelfTestError(f"the policy cannot be tried here: {e.message}", hint=e.hint, where=e.where) from e
     says = faults[0] if faults else "what it forbids is refused, what it allows is not"
     rows.self_test(f"policy {decision.policy_digest[:16]}: {says}", passed=not faults, name="canaries")
     if faults:

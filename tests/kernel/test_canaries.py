@@ -10,6 +10,7 @@ import pytest
 
 from policy import errors
 from policy.compile.artefacts import Artefacts
+from sandbox.lifecycle import probe_run
 from sandbox.probes import denial_probes
 from sandbox.runner import gvisor
 from tests.kernel import internet
@@ -93,6 +94,23 @@ def test_sandbox_wider_than_its_policy_runs_nothing(world: World, monkeypatch: p
         assert not self_tests(world)[-1][0]
     # The control: the strict policy in its own sandbox.
     assert world.run_code(GOOD, filesystem="read-only-package").error is None
+
+
+def test_policy_that_cannot_be_tried_has_the_fix_of_its_cause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is no policy that is not held: `self_test = false` is no fix for it."""
+    world.configure(self_test=True)
+
+    def full(*_: object, **__: object) -> tuple[str, ...]:
+        raise errors.VolumeError("COVENANT_STATE has less than 1088 MiB of free space", hint="make room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(probe_run, "attempt", full)
+        with pytest.raises(errors.SelfTestError) as caught:
+            world.run_code(GOOD)
+    message = "the policy cannot be tried here: COVENANT_STATE has less than 1088 MiB of free space"
+    assert (caught.value.message, caught.value.hint) == (message, "make room")
+    assert not self_tests(world)[-1][0]
+    assert world.run_code(GOOD).error is None
 
 
 def test_with_network_connection_and_name_are_tried(
