@@ -419,7 +419,7 @@ class RunContext:
     ) -> lease_desks.RunOfOperators | None:
         """Return the desk for what needs a lease of an operator, None where nothing does."""
         here = self.dependencies
-        operator = lease_desks.Operator(here.config, here.state, is_dev=bool(self.request.dev))
+        operator = lease_desks.Operator(here.config, here.state, bool(self.request.dev), self.request.asks)
         return lease_desks.of(decision, self.run_id, operator, self.rows, operations, stack)
 
     def inject(

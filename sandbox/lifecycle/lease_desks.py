@@ -8,7 +8,7 @@ reaches the operations (sandbox.shim.control_socket).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -36,16 +36,22 @@ _LOOK_SECONDS: Final = 0.2
 _ROOT_SECONDS: Final = 1.0
 # A key may end without a new root: so many looks at the root, and every lease is verified again.
 _EVERY: Final = 30
+# The most requests that the client of a run is told of.
+_TOLD: Final = 64
 # The most leases in one answer, which has a bound (sandbox.shim.control_socket).
 _SHOWN: Final = 100
 
 
 class Operator(Struct, frozen=True):
-    """The operators of a run: the configuration, and the state with the trust root. ``covenant dev`` has none."""
+    """The operators of a run: the configuration, and the state with the trust root. ``covenant dev`` has none.
+
+    ``asks`` tells the client of the run what waits, so that it does not take the run for one that hangs.
+    """
 
     config: Config
     state: State
     is_dev: bool
+    asks: Callable[[Mapping[str, Any]], None] | None = None
 
 
 class RunOfOperators:
@@ -126,9 +132,8 @@ def of(
         return exported.network(held.target, network.to_asked(held.target).tls)
 
     book = LeaseBook(RunOfLeases(run_id, manifest.agent.id, decision.policy_digest), holds)
-    desk = LeaseDesk(
-        book, attended=operator.config.ask_operators and not operator.is_dev, tell=rows.approval, lines=lines
-    )
+    attended = operator.config.ask_operators and not operator.is_dev
+    desk = LeaseDesk(book, attended=attended, tell=_told(rows, operator), lines=lines)
     stack.callback(desk.close)
     run = RunOfOperators(desk, operator, manifest.agent.role)
 
@@ -148,6 +153,20 @@ def of(
 
     operations.table |= {"approvals": approvals, "grant": grant, "deny": deny}
     return run
+
+
+def _told(rows: RunEvents, operator: Operator) -> Callable[[str, Mapping[str, Any]], None]:
+    """Return what writes a row of the desk, and then tells the run's client what waits."""
+    left = _TOLD
+
+    def tell(kind: str, fields: Mapping[str, Any]) -> None:
+        nonlocal left
+        rows.approval(kind, fields)
+        if kind == "approval_asked" and operator.asks is not None and left:
+            left -= 1
+            operator.asks(fields)
+
+    return tell
 
 
 def hold_tools(

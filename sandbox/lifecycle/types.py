@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -93,6 +94,7 @@ class Request(Struct, frozen=True):
     - ``arguments`` stand behind those of the manifest: the arguments of a command's call.
     - ``daemon`` is the line to the daemon that asked for it, whose tools the agent may be granted. A child has none.
     - ``live`` takes the first lines of stderr as they come, for a client that shows them. A child has none.
+    - ``asks`` takes the first requests that wait for an operator, for the same client. A child has none.
     """
 
     package: Package
@@ -113,6 +115,7 @@ class Request(Struct, frozen=True):
     caller: CallerStreams | None = None
     workspace: GivenDirectory | None = None
     live: Callable[[str], None] | None = None
+    asks: Callable[[Mapping[str, Any]], None] | None = None
     uid: int = 0
     credits: int | None = None
     meter: int | None = None

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,8 +113,10 @@ def test_operator_answers_calls_of_a_tool(world: World, tmp_path: Path, monkeypa
     }
     texts = ["first secret\x1b[2J"] * 3 + ["same", "same", 5, "any", "free"]
     before = len(world.rows())
+    waits: list[Mapping[str, Any]] = []
     with Operator(world, answers) as operator:
-        answer = world.run(packaged(world, tmp_path), json.dumps([call(text) for text in texts]))
+        whole = json.dumps([call(text) for text in texts])
+        answer = world.run(packaged(world, tmp_path), whole, asks=waits.append)
     assert not operator.failed, operator.failed
     assert answer.result is not None, (answer.error, answer.stderr)
     said = [text_of(reply) for reply in json.loads(answer.result.text)]
@@ -134,6 +136,8 @@ def test_operator_answers_calls_of_a_tool(world: World, tmp_path: Path, monkeypa
         ("approval_asked", same, None), ("approval_granted", same, None),
         ("approval_asked", any_, None), ("approval_granted", TOOL, None),
     ]  # fmt: skip
+    # The client of the run is told of each, so that it does not take the run for one that hangs.
+    assert [(held["asks"], held["target"]) for held in waits] == [("tool", one) for one in (once, once, same, any_)]
     kinds = [row["type"] for row in rows if row["type"] in ("tool_called", "lease_ended")]
     assert kinds == ["lease_ended", *["tool_called"] * 5], "a lease for one use is used up before the call"
     assert {row["code"] for row in rows if row["type"] == "tool_refused"} == {"not_approved", "schema"}

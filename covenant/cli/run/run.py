@@ -368,6 +368,8 @@ def _asked(
                 supervisor_client.say_whose(state)
                 if state.get("state") == "accepted":
                     stack.enter_context(spinner.shown(_AT_WORK, quiet=as_json))
+                elif state.get("state") == "asked":
+                    shown.show_asked(state)
 
             return client.run(
                 sock,
@@ -434,6 +436,7 @@ def _here(
                     children=children,
                     caller=None if connection is None else connection.streams,
                     live=None if shown is None else shown.show,
+                    asks=None if shown is None else shown.show_asked,
                     workspace=given,
                     observe=how.observe,
                 )

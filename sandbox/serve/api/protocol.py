@@ -75,6 +75,8 @@ class RunRequest(ServiceRequest):
     With ``rows`` one frame comes before the last: what the log says of the run and of all that descended from it
     (sandbox.audit.run_report), however the run went. With ``stderr`` the agent's first lines there come as they are
     written, each time as a state `stderr` with its ``text``; an instance of standby tells them with its answer alone.
+    So do the first requests that wait for an operator, as states `asked` with their ``request``, ``asks``, ``target``
+    and ``seconds``.
     With ``workspace`` a second directory comes, which becomes the agent's workspace; ``resume`` begins the id of an
     earlier run with whose changes it goes on, and ``keep_workspace`` lets it stay when nothing is changed in it. With
     ``repository`` a third one comes: the common directory of git, where that is a linked worktree.

@@ -180,6 +180,7 @@ def _run(
             credits=asked.credits,
             daemon=_daemon(session, asked),
             live=(lambda lines: session.state("stderr", text=lines)) if asked.stderr else None,
+            asks=(lambda held: session.state("asked", **held)) if asked.stderr else None,
             **_for_whom(asked.on_behalf_of, issuer),
         )
         return own.run(request, watches=session.watches(detach=asked.detach), after=after)

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from covenant.cli import common
 from covenant.cli.main import cli
 from covenant.cli.run import session, supervisor_client
+from covenant.cli.run.stderr import ShownStderr
 from policy import errors
 from sandbox.serve.api import paths
 from tests import signing_kit as kit
@@ -161,3 +162,20 @@ def test_error_shows_line_of_manifest_without_file() -> None:
         kept = errors.NotEnforceableError("no", where=where)
         session.name_lines(kept, b'[agent]\nid = "x"\n')
         assert kept.where == where
+
+
+def test_request_that_waits_is_shown_with_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {
+        "state": "asked",
+        "request": "3f9c",
+        "asks": "network",
+        "target": "a\x1b.example\ncovenant: x",
+        "seconds": 60,
+    }
+    ShownStderr().show_asked(held)
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.splitlines() == [
+        "waits for an operator, at most 60 s: network a\\x1b.example\\ncovenant: x",
+        "  to grant it: covenant approvals grant 3f9c --once",
+    ]
