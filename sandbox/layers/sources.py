@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from policy import errors, layers
+from policy.manifest import text
 from sandbox.layers import debian_archives, host_packages, oci_archive, presets, tree_walk
 from sandbox.layers.packing import Packing
 from sandbox.layers.store import LayerStore, Packed
@@ -38,9 +39,11 @@ def build(store: LayerStore, name: str, words: Sequence[str]) -> Packed:
     layers.check_name(name)
     if not words:
         if name not in presets.PRESETS:
+            near = text.nearest(name, tuple(presets.PRESETS))
             raise errors.UsageError(
                 f"what layer `{name}` is made of is not said",
-                hint=f"give --from DIR or one of {', '.join(KINDS)}; built in are {', '.join(presets.PRESETS)}",
+                hint=(f"did you mean `{near}`? or: " if near else "")
+                + f"give --from DIR or one of {', '.join(KINDS)}; built in are {', '.join(presets.PRESETS)}",
             )
         return store.pack(name, "built in", presets.PRESETS[name])
     kind, *given = words
@@ -49,7 +52,11 @@ def build(store: LayerStore, name: str, words: Sequence[str]) -> Packed:
             f"`{kind}` is no source of layers", hint=f"give --from DIR or one of {', '.join(KINDS)}"
         )
     if not given or (kind in ("venv", "npm", "oci") and len(given) != 1):
-        raise errors.UsageError(f"`{kind}` takes {'one path' if kind in ('venv', 'npm', 'oci') else 'packages'}")
+        one = kind in ("venv", "npm", "oci")
+        raise errors.UsageError(
+            f"`{kind}` takes {'one path' if one else 'packages'}",
+            hint=f"covenant layer build {name} {kind} {'PATH' if one else 'PACKAGE...'}",
+        )
     source = " ".join((kind, *given))
     if kind == "venv":
         return _at_its_place(store, name, Path(given[0]), source, needs="pyvenv.cfg", programs="bin")

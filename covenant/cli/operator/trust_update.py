@@ -275,7 +275,9 @@ COMMANDS = (add, set_, remove, rotate, renew, revoke, enforce)
 
 def _one_of(given: dict[str, Any]) -> str:
     if (given["agent"] is None) != (given["serial_at_most"] is None):
-        raise errors.UsageError("--agent and --serial-at-most go together")
+        raise errors.UsageError(
+            "--agent and --serial-at-most go together", hint="covenant manifest verify PACKAGE prints the serial"
+        )
     said = [name for name in ("lost", "manifest", "package", "agent") if given[name] is not None]
     if len(said) != 1:
         raise errors.UsageError(
@@ -292,9 +294,12 @@ def _new_key(
     from policy.signing import envelope
 
     if public is not None and agent is not None:
-        raise errors.UsageError("one key is listed at a time")
+        raise errors.UsageError("one key is listed at a time", hint="give --public or --ssh-agent")
     if not named and sum(given is not None for given in (name, public, agent)) != 1:
         raise errors.UsageError("one key takes its place", hint="give --to NAME, --to-agent KEY or --to-public HEX")
+    if named and name is None and public is None and agent is None:
+        hint = "covenant trust add NAME, covenant trust add NAME --public HEX, or covenant trust add --ssh-agent KEY"
+        raise errors.UsageError("which key is to be listed is not said", hint=hint)
     if public is None:
         door = common.door(None if agent else name, agent, passphrase_file)
         return door.key, door, trust_update_steps.check_name(name or door.name) if named else ""

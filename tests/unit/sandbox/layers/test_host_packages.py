@@ -248,8 +248,12 @@ def test_minimal_names_what_the_host_lacks(machine: Machine, store: LayerStore) 
 
 def test_unknown_source_is_refused(store: LayerStore, tmp_path: Path) -> None:
     for words in ([], ["zip", "x"], ["venv"], ["venv", "a", "b"], ["deb"], ["npm"], ["oci"], ["host-packages"]):
-        with pytest.raises(errors.UsageError):
+        with pytest.raises(errors.UsageError) as usage:
             sources.build(store, "own", words)
+        assert usage.value.hint
+    with pytest.raises(errors.UsageError) as usage:
+        sources.build(store, "pyhton3", [])
+    assert usage.value.hint.startswith("did you mean `python3`?")
     for kind in ("venv", "npm"):
         with pytest.raises(errors.LayerError, match="it has no") as e:
             sources.build(store, "own", [kind, str(tmp_path)])

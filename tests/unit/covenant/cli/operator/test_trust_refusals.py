@@ -60,6 +60,8 @@ def test_each_fix_of_a_listed_key_works(covenant_home: Path) -> None:
     error = refused("trust_root", "trust", "add", "bob", "--public", public["eve"], *by_ann)
     assert error.hint == f"give another name: covenant trust add NAME --public {public['eve']}"
     done("trust", "add", "eve", "--public", public["eve"], *by_ann)
+    assert refused("usage", "trust", "add", *by_ann).hint.startswith("covenant trust add NAME, ")
+    assert "manifest verify" in refused("usage", "trust", "revoke", "--agent", "x", "--reason", "y", *by_ann).hint
 
 
 def test_each_fix_of_a_revocation_works(covenant_home: Path, tmp_path: Path) -> None:
