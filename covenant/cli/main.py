@@ -201,7 +201,9 @@ def _show(error: click.UsageError) -> None:
 
 
 def _fix(error: click.UsageError) -> str:
-    """Return the fix of an unknown option, empty for other errors: the nearest option, or how a word is text."""
+    """Return the fix of an unknown option or of a word too many, empty for other errors."""
+    if error.ctx is not None and error.message.startswith("Got unexpected extra argument"):
+        return _fix_of_words(error.ctx)
     if not isinstance(error, click.NoSuchOption) or error.ctx is None:
         return ""
     takes_text = any(
@@ -213,6 +215,15 @@ def _fix(error: click.UsageError) -> str:
     if takes_text:
         return "write -- before a word that begins with a dash and is no option"
     return f"{error.ctx.command_path} --help lists the options"
+
+
+def _fix_of_words(context: click.Context) -> str:
+    """Return the fix of words beyond the arguments of a command."""
+    if any(one.name == "text" for one in context.command.params if isinstance(one, click.Argument)):
+        return "put the text into quotes"
+    if context.command_path in ("covenant vault put", "covenant vault rotate"):
+        return f"a secret comes from stdin: {context.command_path} AGENT NAME < FILE"
+    return f"{context.command_path} --help shows its arguments"
 
 
 def one_command() -> None:

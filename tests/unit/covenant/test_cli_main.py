@@ -150,10 +150,16 @@ def test_text_with_dash_is_told_way(capsys: pytest.CaptureFixture[str], monkeypa
         (["ps", "--everything"], "covenant ps --help lists the options"),
         (["audit", "-x"], "covenant audit --help lists the options"),
         (["run", "package", "--json is what it asks for"], "write -- before a word that begins with a dash"),
+        (["dev", "package", "good", "morning"], "put the text into quotes"),
+        (
+            ["vault", "put", "librarian", "mail", "planted"],
+            "a secret comes from stdin: covenant vault put AGENT NAME < FILE",
+        ),
+        (["keys", "new", "ann", "bob"], "covenant keys new --help shows its arguments"),
         (["run", "package", "-5"], "write -- before a word that begins with a dash"),
     ],
 )
-def test_unknown_option_has_the_fix_of_its_command(
+def test_wrong_usage_has_the_fix_of_its_command(
     words: list[str], fix: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(main, "one_command", lambda: None)
