@@ -330,7 +330,7 @@ def report(outcome: Outcome, *, as_json: bool) -> None:
     say_ended(outcome.enforced)
     if not outcome.installed:
         say_missing(outcome.sides)
-        common.say(f"kept until then: {where}")
+        common.say(f"nothing has changed yet; the version is kept until it is signed: {where}")
         common.say("next: covenant trust export FILE; the other signer: covenant trust import FILE --sign-with NAME")
     check_ended(outcome.enforced)
 

@@ -379,7 +379,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "signed by one who may not": ("trust_root", ("renew", "--expires", "400d", "--sign-with", "bob"), "not sign"),
     "signed by nobody": ("usage", ("renew", "--expires", "400d"), "a key that signs the next version is needed"),
     "signed by a missing key": ("key_file", ("renew", "--expires", "400d", "--sign-with", "carol"), "no key `carol`"),
-    "no key at all": ("usage", ("add", *BY_ANN), "a key to sign with is needed"),
+    "no key at all": ("usage", ("add", *BY_ANN), "which key is to be listed is not said"),
     "a public key without a name": ("usage", ("add", "--public", "BOB", *BY_ANN), "no name of its own"),
     "a name that is none": ("usage", ("add", "a b", "--public", "BOB", *BY_ANN), "cannot be a name"),
     "a public key that is none": ("usage", ("add", "x", "--public", "00", *BY_ANN), "is no public key"),
