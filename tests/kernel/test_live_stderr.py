@@ -1,7 +1,9 @@
-"""stderr of an agent with an answer, shown by `covenant run` while the agent works: line by line, and once."""
+"""What `covenant run` shows on stderr while an agent works: its lines, each once, and what waits for an operator."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import subprocess
 import tempfile
@@ -11,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from tests.kernel import serving
+from policy.signing import keyfile
+from tests.kernel import serving, test_asked_tools
 from tests.kernel.serving import Served
 from tests.kernel.test_contract_sessions import supervised
+from tests.kernel.world import World
 
 __all__ = ["supervised"]
 TEXT = '[process]\ncontract = "text"\n'
@@ -83,3 +87,33 @@ def test_stderr_that_floods_is_cut_and_answer_comes(supervised: tuple[Served, bo
     assert (lines[0], lines[-1]) == (b"000000", b"099999")
     assert len(lines) == len(set(lines)), "each is shown once"
     assert b"bytes dropped" in done.stderr
+
+
+@pytest.mark.parametrize("through", [True, False])
+def test_request_that_waits_is_shown_with_its_command(warm: Path, tmp_path: Path, through: bool) -> None:
+    """The command that is shown works. The agent's run is silent otherwise, for as long as an operator needs."""
+    with serving.open_place() as base:
+        one = Served(World(base, warm=warm), ask_operators=True)
+        (one.world.home / "keys").mkdir(mode=0o700)
+        key = one.world.home / "keys" / "ann.key"
+        key.write_bytes(keyfile.plain(one.world.key))
+        key.chmod(0o600)
+        with one if through else contextlib.nullcontext():
+            environment = serving.environment_of(one, 0)
+            if not through:
+                del environment["COVENANT_SOCKET"]
+            asks = json.dumps([test_asked_tools.call("hi")])
+            command = serving.covenant_command("run", str(test_asked_tools.packaged(one.world, tmp_path)), asks)
+            with subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as process:
+                said = _until(process.stderr, b"to grant it: ").decode()
+                shown = said.rpartition("to grant it: ")[2].split()[1:]
+                granted = subprocess.run(
+                    serving.covenant_command(*shown, "--key", "ann"), env=environment, capture_output=True, timeout=120
+                )
+                assert granted.returncode == 0, granted.stderr
+                out, rest = process.communicate(timeout=120)
+    assert process.returncode == 0, rest
+    assert b"HI" in out
+    assert f"waits for an operator, at most 60 s: tool {test_asked_tools.target('hi')}\n" in said
