@@ -1,15 +1,18 @@
 """Check the other installation, of the wheel with `covenant setup`, on a machine that has no Covenant any more.
 
-One test, as in test_package.py, after which nothing but users and state is left.
+One test, as in test_package.py, after which nothing but users and state is left. Then `./scripts/undo` takes back what
+set-up may add to a machine.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import subprocess
 from typing import Any
 
+from scripts.machine.record import Record
 from vagrant.tests import kit
 
 BUILT = pathlib.Path(os.environ.get("BUILT", "/var/cache/covenant/built"))
@@ -93,3 +96,36 @@ def test_wheel_is_set_up_serves_and_is_removed(host: Any, tmp_path: pathlib.Path
     _set_up(host)
     _serves(host, tmp_path)
     _remove(host)
+
+
+def test_undo_takes_back_what_set_up_added(host: Any, tmp_path: pathlib.Path) -> None:
+    """Set-up needs a network, so the record is written here: of packages of the provision, and of things made here."""
+    clone, source = tmp_path / "clone", pathlib.Path("/etc/apt/sources.list.d/covenant-undo.sources")
+    shutil.copytree(kit.CLONE / "scripts", clone / "scripts")
+    added = set(Record(pathlib.Path("/var/lib/covenant-provision")).added.packages) & {"erofs-utils", "runsc"}
+    assert added
+    record = Record(clone)
+    record.add("packages", *added)
+    record.add("users", "covenant-undo")
+    record.add("files", str(source))
+    record.add("paths", ".venv")
+    _run("useradd", "--system", "--no-create-home", "covenant-undo")
+    source.write_text("# nothing\n")
+    (clone / ".venv").mkdir()
+    (clone / "mine").mkdir()
+    before = _installed()
+    said = _run(str(clone / "scripts/undo"))
+    assert "set-up is taken back" in said
+    assert before - _installed() == added
+    assert not host.user("covenant-undo").exists
+    assert host.user("covenant").exists
+    assert not source.exists()
+    assert sorted(path.name for path in clone.iterdir()) == ["mine", "scripts"]
+    # Again there is nothing to take back.
+    assert _run(str(clone / "scripts/undo")).splitlines()[-1] == "set-up is taken back"
+    assert before - _installed() == added
+
+
+def _installed() -> set[str]:
+    rows = _run("dpkg-query", "-W", "-f", "${db:Status-Status} ${Package}\n").splitlines()
+    return {row.partition(" ")[2] for row in rows if row.startswith("installed ")}
