@@ -1,4 +1,4 @@
-"""`covenant run` shows on stderr, while an agent works, its lines, each once, and requests that wait for an operator."""
+"""`covenant run` shows on stderr, while an agent works, its lines, each once, and what waits for an operator."""
 
 from __future__ import annotations
 
