@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from policy.manifest import parse, text
@@ -25,6 +25,26 @@ def amended(manifest: Manifest, lines: Sequence[str]) -> Manifest:
         errors.ManifestError: Raised when the lines and the manifest contradict each other.
     """
     return parse.parse(document(manifest.source.text, lines).encode(), file=manifest.source.file)
+
+
+def standing(manifest: Manifest, lines: Sequence[str]) -> tuple[str, ...]:
+    """Say where the manifest has a section or a key of the lines already: TOML takes neither of them twice."""
+    return tuple(_standing(manifest, frozenset(lines), tomllib.loads("\n".join(lines)), ()))
+
+
+def _standing(manifest: Manifest, lines: Set[str], table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
+    section = ".".join(map(_key, path))
+    for name, value in table.items():
+        dotted = ".".join(map(_key, (*path, name)))
+        if isinstance(value, dict):
+            yield from _standing(manifest, lines, value, (*path, name))
+        elif f"[[{dotted}]]" in lines:
+            continue
+        elif manifest.wrote(dotted):
+            act = "put the new items into its list" if isinstance(value, list) else "replace its value"
+            yield f"{manifest.where(dotted)} has {name} of [{section}]: {act}"
+        elif path and manifest.wrote(section):
+            yield f"{manifest.where(section)} has [{section}]: write {name} below it"
 
 
 def document(text: str, lines: Sequence[str]) -> str:

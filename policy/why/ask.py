@@ -50,7 +50,10 @@ class LayerAnswer(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``add`` is what to write, empty when it is allowed or never can be; ``bounds`` who above would allow it."""
+    """``add`` is what to write, empty when it is allowed or never can be; ``bounds`` who above would allow it.
+
+    ``there`` says which sections and keys of ``add`` the manifest has already, and where.
+    """
 
     question: str
     allowed: bool
@@ -59,6 +62,7 @@ class Answer:
     add: tuple[str, ...]
     never: str
     bounds: Mapping[str, bool]
+    there: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """As ``policy why --json`` prints it."""
@@ -68,6 +72,7 @@ class Answer:
             "because": self.because,
             "rule": self.rule or None,
             "add": list(self.add),
+            "there": list(self.there),
             "never": self.never or None,
             "bounds": dict(self.bounds),
         }
@@ -111,7 +116,8 @@ def ask(question: Question, sight: Sight) -> Answer:
         and (after is None or not _excess(after, ceiling) - _excess(sight.manifest, ceiling))
         for name, ceiling in (sight.bounds or {}).items()
     }
-    return Answer(question.describe(), seen.allowed, because, seen.rule, add, why_never, bounds)
+    there = () if after is None or sight.manifest is None else amend.standing(sight.manifest, add)
+    return Answer(question.describe(), seen.allowed, because, seen.rule, add, why_never, bounds, there)
 
 
 def _children(grants: Grants) -> Grants:

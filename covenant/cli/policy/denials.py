@@ -206,6 +206,7 @@ def _lines(one: Mapping[str, Any]) -> list[str]:
     if one.get("add"):
         lines.append("  to grant it, write in agent.toml and sign again:")
         lines += [f"    {line}" for line in one["add"]]
+        lines += [f"  {line}" for line in why["there"]] if why else []
     elif "add" not in one and one["grant"]:
         lines.append(f"  granted by: {one['grant']}")
     for name, allows in (why or {}).get("bounds", {}).items():

@@ -334,6 +334,8 @@ def _say_answer(answer: Answer, cause: str) -> None:
         common.say("to grant it, write in agent.toml and sign again:")
         for line in answer.add:
             common.say(f"  {common.visible(line)}")
+        for line in answer.there:
+            common.say(common.visible(line))
     for name, allows in answer.bounds.items():
         # A role's ceiling does not list what no manifest is granted.
         if not (allows and answer.never):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Sequence
 from functools import cache
 
 from hypothesis import HealthCheck, given, settings
@@ -45,6 +47,7 @@ TARGETS = {
     "credential": ("mail", "db-1"),
     "model": ("test-1", "claude-9", "GET /v1/models"),
     "inject": ("GET https://www.example.org/user: x", "POST https://nowhere.example/: x", "x"),
+    "spawn": ("worker", "no_such_agent"),
     "ssh": ("ssh-ed25519 AAAA", "SHA256:x at git.example.org", "lock"),
     "tool": ("matrix://tool/mcp/fs/read@1.0.0", "matrix://tool/mcp/fs/read@1.0.0 path"),
 }
@@ -69,6 +72,15 @@ def requested(manifest: Manifest) -> Effective:
     return nine.requested(manifest, roles=data.roles())
 
 
+def _can_be_appended(manifest: Manifest, lines: Sequence[str]) -> bool:
+    """Whether the text of the manifest with the lines at its end is TOML."""
+    try:
+        tomllib.loads("\n".join((manifest.source.text, *lines)))
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(MANIFESTS), DENIALS)
 def test_lines_end_denial_and_take_nothing(manifest: Manifest, denial: Denial) -> None:
@@ -76,12 +88,14 @@ def test_lines_end_denial_and_take_nothing(manifest: Manifest, denial: Denial) -
     found = denied.explain(denial, before)
     if not found.add:
         return
+    assert found.answer is not None
+    assert (found.answer.there == ()) == _can_be_appended(manifest, found.add)
     after = amend.amended(manifest, found.add)
     assert unsigned.check(Package({"agent.toml": b"", "main.py": b""}, None), after, host()) == requested(after)
     again = denied.explain(denial, seen(after))
     assert again.answer is not None
     if denial.layer in ("memory", "pids", "disk", "time") or denial.code in CEILINGS:  # twice as much, each time
-        assert again.answer.question != found.answer.question  # type: ignore[union-attr]
+        assert again.answer.question != found.answer.question
     else:
         assert (again.add, again.answer.allowed) == ((), True), found.add
     if denied._is_open(before) and "network" in found.add[0]:

@@ -223,6 +223,34 @@ def test_what_it_says_to_add_makes_answer_yes(question: ask.Question) -> None:
     assert ask.ask(question, ask.Sight(found)).allowed
 
 
+@pytest.mark.parametrize(
+    ("question", "beside", "there"),
+    [
+        (
+            files.Execute("/usr/bin/cat"),
+            'allow = ["/usr/bin/grep"]',
+            "has allow of [permissions.executables]: put the new items into its list",
+        ),
+        (
+            kernel.Connect("example.org", 443),
+            'network = "off"',
+            "has network of [resources]: replace its value",
+        ),
+        (
+            files.Open("/srv/other", write=True),
+            "[permissions.filesystem]",
+            "has [permissions.filesystem]: write write below it",
+        ),
+    ],
+)
+def test_what_manifest_has_already_is_named_by_its_line(question: ask.Question, beside: str, there: str) -> None:
+    manifest = sample.manifest(more=GRANTS)
+    line = manifest.source.text.split("\n").index(beside) + 1
+    found = ask.ask(question, structs.replace(sight(GRANTS), manifest=manifest))
+    assert f"agent.toml:{line} {there}" in found.there
+    assert found.document()["there"] == list(found.there)
+
+
 def test_who_is_above_is_asked_same() -> None:
     parent = replace(Effective.bottom(), network=Network.of([("*.example.org", [(443, 443)], "tls")]))
     bounds = {"parent `boss`": parent, "role `all`": Effective.top()}
