@@ -169,7 +169,7 @@ class SkillSet(Struct, frozen=True):
             "allow": self.allow.listing(),
             "side_effects": self.side_effects.listing(),
             **({"rules": [one.canonical() for one in self.rules]} if self.rules else {}),
-            **({"limits": limits} if any(value != 0 for value in limits.values()) else {}),
+            **({"limits": limits} if any(value != 0 for value in self.limits().values()) else {}),
             **({"asked": list(self.asked)} if self.asked else {}),
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from policy import errors
 from policy.grants import restore
 from policy.grants.effective import Effective
+from policy.grants.skills import SkillSet
 from tests.property.policy import grants_strategies as gs
 
 
@@ -23,7 +25,10 @@ def test_what_was_written_comes_back(grants: Effective) -> None:
     assert restore.effective(document) == grants
 
 
-@pytest.mark.parametrize("grants", [Effective.bottom(), Effective.top()])
+NO_BUDGET = dataclasses.replace(Effective.bottom(), skills=SkillSet(calls=None))
+
+
+@pytest.mark.parametrize("grants", [Effective.bottom(), Effective.top(), NO_BUDGET])
 def test_ends_come_back(grants: Effective) -> None:
     assert restore.effective(json.loads(json.dumps(grants.canonical()))) == grants
 
