@@ -66,10 +66,10 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def opened(home: Path, supervisor: Path) -> Iterator[Held]:
+def opened(home: Path, supervisor: Path, *, fix: str = "") -> Iterator[Held]:
     """Yield the trust root of the supervisor's state, else the operator's working copy, which decides nothing.
 
-    Its validity period is not checked here: ``trust.verify`` does that.
+    Its validity period is not checked here: ``trust.verify`` does that. ``fix`` is another fix where there is none.
 
     Raises:
         errors.TrustError: there is none, it is malformed, or the state's was removed.
@@ -86,8 +86,7 @@ def opened(home: Path, supervisor: Path) -> Iterator[Held]:
         if raw is None:
             raise errors.TrustError(
                 "there is no trust root",
-                hint="covenant trust init --key NAME; one that another operator made: "
-                "covenant trust import FILE --first DIGEST",
+                hint=fix or "covenant trust init --key NAME",
                 where=str(home),
             )
         yield Held(TrustRoot.parse(raw), str(home / DIRECTORY / WORKING_COPY), None)

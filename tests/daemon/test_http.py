@@ -173,7 +173,7 @@ async def test_what_has_no_row_of_its_own_is_number_in_log_and_for_operator(tmp_
         assert found == [401] * 2 + [429] * 5
         async with http_kit.client(gateway) as client, client.get("/metrics") as answer:
             numbers = prometheus_text.parse(await answer.text())
-            assert numbers["covenant_refusals_unwritten_total"] == {'transport="http"': 5.0}
+            assert numbers["covenant_refusals_unwritten_total"] == {'transport="http"': 5.0, 'transport="ipc"': 0.0}
         assert len(audit.rows) == 2
     # No refusal came after them: the count is written at the end of the period, or of the daemon.
     assert [row[1]["transport"] for row in audit.rows] == ["http"] * 3

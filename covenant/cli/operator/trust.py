@@ -255,7 +255,8 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
     with _about(file):
         wanted = proposal.decode(raw)
     places = [home / "agents", *by.places()]
-    with trust_update_steps.changing(home) as held:
+    fix = "by the digest that its operator tells you: covenant trust import FILE --first DIGEST"
+    with trust_update_steps.changing(home, fix=fix) as held:
         if _is_there(held.root, wanted):
             _say_there(held.root, as_json=as_json)
             return

@@ -288,11 +288,11 @@ def known_runs(held: Held) -> tuple[KnownRun, ...]:
 
 
 @contextlib.contextmanager
-def changing(home: Path) -> Iterator[Held]:
-    """As ``opened``, to make a step from; as root only from the state's own root."""
+def changing(home: Path, *, fix: str = "") -> Iterator[Held]:
+    """As ``opened``, to make a step from; as root only from the state's own root. ``fix`` is for a host without one."""
     from covenant.keys import trust_root
 
-    with trust_root.opened(home, supervisor(home)) as held:
+    with trust_root.opened(home, supervisor(home), fix=fix) as held:
         if held.state is None and running_as_root():
             raise errors.TrustError(
                 "the supervisor's state has no trust root yet",

@@ -245,10 +245,10 @@ def test_higher_ceiling_of_one_holder_widens() -> None:
     new = case.falsified(memory_of_version_1)
     found = diff.compare_artefacts(case.artefacts, new)
     assert found.widens
-    assert [row.added for row in found.rows] == [("v1: memory_mb 1124 MiB, not 100 MiB",)]
+    assert [row.added for row in found.rows] == [("v1: memory_mb 1124 MiB, was 100 MiB",)]
     back = diff.compare_artefacts(new, case.artefacts)
     assert not back.widens
-    assert [row.removed for row in back.rows] == [("v1: memory_mb 1124 MiB, not 100 MiB",)]
+    assert [row.removed for row in back.rows] == [("v1: memory_mb 1124 MiB, now 100 MiB",)]
 
 
 def test_child_lies_within_by_every_holder() -> None:

@@ -268,7 +268,7 @@ def test_two_operators_make_version_between_them(
     assert document("trust", "export", asked)["complete"] is False
 
     _at(bobs, monkeypatch)
-    refused("trust_root", "trust", "import", asked)
+    assert refused("trust_root", "trust", "import", asked).hint.endswith("covenant trust import FILE --first DIGEST")
     assert (
         "the digest of this trust root is"
         in refused("trust_root", "trust", "import", first, "--first", "0" * 64).message
