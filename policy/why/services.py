@@ -12,10 +12,12 @@ from policy.denials import Denial
 from policy.grants.services import ServiceSet
 from policy.manifest import text
 
-_MODEL: Final = re.compile(r"the model `(?P<name>.+)` is not granted$")
-_AGENT: Final = re.compile(r"the agent `(?P<name>.+)` is not granted$")
-_PAGES: Final = re.compile(r"pages of (?P<name>\S+) are not granted$")
-_SIGNAL: Final = re.compile(r"the signal (?P<name>\S+) is not granted$")
+# A name alone, and no pattern: whoever adds the line would grant more than was asked for.
+_MODEL: Final = re.compile(r"the model `(?P<name>[A-Za-z0-9._:/@+-]+)` is not granted\Z")
+_AGENT: Final = re.compile(r"the agent `(?P<name>[A-Za-z0-9_.-]+)` is not granted\Z")
+_PAGES: Final = re.compile(r"pages of (?P<name>[a-z0-9_.-]+) are not granted\Z")
+_SIGNAL: Final = re.compile(r"the signal (?P<name>[a-z]+) is not granted\Z")
+_REDIRECT: Final = "the page redirects to a host that is not granted"
 _OPERATORS: Final = frozenset({"provider_failed", "no_provider", "key_refused"})
 
 
@@ -27,10 +29,10 @@ def note(denial: Denial, granted: ServiceSet) -> str:
         return f"add to models of {whose} in allow of [services.models]: {text.toml(found['name'])}"
     if denial.code == "search_not_granted":
         return 'add to [services.search]: allow = ["PROVIDER"]; covenant models list shows them'
-    if denial.code == "host_not_granted":
-        found = _PAGES.search(denial.target)
-        host = text.toml(found["name"]) if found else "the host to which the page redirects"
-        return f"add to hosts of [services.fetch]: {host}"
+    if denial.code == "host_not_granted" and (found := _PAGES.search(denial.target)):
+        return f"add to hosts of [services.fetch]: {text.toml(found['name'])}"
+    if denial.code == "host_not_granted" and denial.target.endswith(_REDIRECT):
+        return "add to hosts of [services.fetch]: the host to which the page redirects"
     if denial.code == "agent_not_granted" and (found := _AGENT.search(denial.target)):
         return f"add to allow of [services.agents]: {text.toml(found['name'])}"
     if denial.code == "signal_not_granted" and (found := _SIGNAL.search(denial.target)):

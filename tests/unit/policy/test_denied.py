@@ -129,6 +129,11 @@ def test_what_no_line_allows(denial: Denial, note: str) -> None:
             "POST /v1/logs: the signal logs is not granted",
             'add to signals of [services.telemetry]: "logs"',
         ),
+        # An agent chooses the name: the line is for that name alone, and never for what a pattern of it would grant.
+        ("host_not_granted", "GET /fetch: pages of *.wiki.example are not granted", "no line of agent.toml allows it"),
+        ("host_not_granted", "GET /fetch: pages of ::1 are not granted", "no line of agent.toml allows it"),
+        ("model_not_granted", "POST /v1: the model `*` is not granted", "no line of agent.toml allows it"),
+        ("agent_not_granted", "POST /x: the agent `a`b` is not granted", "no line of agent.toml allows it"),
         ("provider_failed", "provider local", "covenant models test NAME"),
         ("no_provider", "POST /v1/logs: the collector does not answer", "agents in [export] of config.toml"),
         ("provider_failed", "GET /fetch: wiki.example does not answer", "no line of agent.toml allows it"),
