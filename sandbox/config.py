@@ -73,6 +73,8 @@ SYSTEM_FILE = Path("/etc/covenant/config.toml")
 # Keys whose sockets and processes a supervisor makes once: a reload leaves them as they are.
 AT_START = ("socket", "metrics", "journal", "checkpoint_seconds")
 MAX_BYTES = 64 * 1024
+# The most bytes of a file of authorities: the systems of today have 250 KiB.
+_AUTHORITIES_BYTES = 8 << 20
 _MOST_ERRORS = 20
 _MAX_HOPS = 40
 # What nft and /proc take as one name (IFNAMSIZ), and no name of a gateway's own devices.
@@ -462,6 +464,10 @@ def check_authorities(key: str, path: Path, *, owned: bool = True) -> None:
     try:
         if owned:
             check_owner(path)
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode) or info.st_size > _AUTHORITIES_BYTES:
+            about = f"is no plain file of at most {_AUTHORITIES_BYTES} bytes"
+            raise errors.ConfigError(f"{key}: `{path}` {about}", hint=hint)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except errors.HostError as e:
         raise errors.ConfigError(f"{key}: {e.message}", hint=e.hint or hint) from e

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -140,6 +141,36 @@ def test_authorities_are_read_in_order(tmp_path: Path) -> None:
     # The fix.
     (tmp_path / "one").write_bytes(certificates[0])
     assert found.tls.authorities()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "device", "large"])
+def test_authorities_are_a_bounded_file(tmp_path: Path, kind: str) -> None:
+    """A provider's file may be another user's: a run neither waits for it nor reads it without an end."""
+    path = tmp_path / "ca.pem"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as stream:
+            stream.truncate(1 << 40)
+    done = multiprocessing.get_context("fork").Process(target=_refused, args=(path,))
+    done.start()
+    try:
+        done.join(30)
+        assert done.exitcode == 0
+    finally:
+        done.kill()
+        done.join()
+    path.unlink()
+    Certificates(tmp_path, "one.example").path.rename(path)
+    config.check_authorities("tls.ca", path, owned=False)
+
+
+def _refused(path: Path) -> None:
+    with pytest.raises(errors.ConfigError, match=r"ca\.pem` is no plain file") as refused:
+        config.check_authorities("tls.ca", path, owned=False)
+    assert refused.value.hint == "name a file of certificates in PEM"
 
 
 def test_state_s_file_comes_before_system_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
