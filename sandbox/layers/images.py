@@ -35,7 +35,7 @@ from sandbox.rootfs.skeleton import MountPoint, Skeletons
 
 _LAYOUT = "covenant root image 2"
 _KIND = "images"
-_META = "meta.json"
+_META, _LISTING = "meta.json", "listing"
 ROOT = "root"
 
 
@@ -227,7 +227,7 @@ class RootImages:
             if packer is not None:
                 digest, size = _pack(packer, fresh)
                 meta = structs.replace(meta, kind="erofs", digest=digest, bytes=size)
-            tree_store.write(fresh.path / "listing", layers.canonical(listed), 0o600)
+            tree_store.write(fresh.path / _LISTING, layers.canonical(listed), 0o600)
             tree_store.write(fresh.path / _META, msgspec.json.encode(meta), 0o600)
             tree_store.write(fresh.path / "table", _table(fresh, meta.kind), 0o600)
 
@@ -239,22 +239,28 @@ def _check_programs(folder: Path, parts: ImageParts) -> None:
 
     Raises:
         errors.LayerError: Raised when a path leads to no file that has an execute bit.
+        errors.LayerChangedError: Raised when the listing is missing or damaged.
     """
     marks = folder / "programs"
     missing = {path: marks / hashlib.sha256(path.encode()).hexdigest() for path in parts.programs}
     missing = {path: mark for path, mark in missing.items() if not mark.exists()}
     if not missing:
         return
+    raw = tree_store.record(folder, _LISTING, hint=image_check.FIX)
+    try:
+        entries = layers.parsed(raw)
+    except errors.LayerError as e:
+        raise _damaged(folder, _LISTING) from e
     tree = image_tree.ImageTree()
-    tree.lay_listing(layers.parsed(tree_store.record(folder, "listing", hint=image_check.FIX)))
+    tree.lay_listing(entries)
     tree.keep(missing, [path for path, _ in parts.points])
     marks.mkdir(mode=0o700, exist_ok=True)
     for mark in missing.values():
         mark.touch(mode=0o600)
 
 
-def _damaged(folder: Path) -> errors.LayerChangedError:
-    return errors.LayerChangedError(f"`{folder}/{_META}` is damaged", hint=image_check.FIX, where=str(folder))
+def _damaged(folder: Path, name: str = _META) -> errors.LayerChangedError:
+    return errors.LayerChangedError(f"`{folder}/{name}` is damaged", hint=image_check.FIX, where=str(folder))
 
 
 def _foreign(folder: Path) -> errors.LayerChangedError:

@@ -205,6 +205,25 @@ def test_root_grant_has_one_image_for_all_programs(state: Path, images: RootImag
         pass
 
 
+def test_damaged_listing_is_named_with_its_fix(state: Path, images: RootImages) -> None:
+    """A run of another program would be refused for the listing of a layer, and no layer has it."""
+    ref = _layer(state, "tools", TOOLS, "/bin/a", "/bin/b")
+    with images.hold([], [ref], executable=["root"], programs=["/bin/a"]) as held:
+        folder = held.root.parent
+    listing = folder / "listing"
+    listing.write_bytes(listing.read_bytes()[:-5])
+    with (
+        pytest.raises(errors.LayerChangedError, match=r"/listing` is damaged") as e,
+        images.hold([], [ref], executable=["root"], programs=["/bin/b"]),
+    ):
+        pass
+    assert (e.value.hint, e.value.where) == (image_check.FIX, str(folder))
+    # The fix.
+    images.collect(unused_seconds=-100)
+    with images.hold([], [ref], executable=["root"], programs=["/bin/b"]) as held:
+        held.check.wait()
+
+
 def test_missing_layer_makes_no_image(state: Path, images: RootImages) -> None:
     ref = LayerRef("own", "0" * 64)
     with pytest.raises(errors.LayerError, match="not in the store"), images.hold([], [ref]):
