@@ -17,6 +17,7 @@ _SECONDS = 120
 # A package has at most 10,000 files and 256 MiB (sandbox.storage.package_reader refuses more).
 _MOST_FILES = 10_000
 _MOST_BYTES = 256 << 20
+_SAFE = "git config --global --add safe.directory "
 _LINK = "120000"
 _MODES = {"100644": 0o644, "100755": 0o755, _LINK: 0}
 
@@ -106,7 +107,9 @@ def _fix(said: Sequence[str]) -> str:
     if said and "not a git repository" in said[0]:
         return "run it in the checkout, or name directories"
     if said and "dubious ownership" in said[0]:
-        return next((line.strip() for line in said if "safe.directory" in line), "run it as the owner of the checkout")
+        # git's own line alone: the owner of the checkout chose its name, which may have lines as well.
+        found = [line.strip() for line in said[1:] if "safe.directory" in line]
+        return found[0] if len(found) == 1 and found[0].startswith(_SAFE) else "run it as the owner of the checkout"
     return (
         "write REVISION:PATH, with the path from the root of this repository; a shallow clone has few revisions: git "
         "fetch --unshallow"

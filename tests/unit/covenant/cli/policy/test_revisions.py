@@ -86,3 +86,18 @@ def test_checkout_of_another_owner_names_fix_of_git(
     # The fix.
     subprocess.run(shlex.split(refused.value.hint), check=True, timeout=60)
     assert dict(_read(tree).files) == {"agent.toml": b"x"}
+
+
+def test_name_of_checkout_is_no_fix(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns the checkout chose its name, and whoever reads the fix is another."""
+    tree = _tree(("100644", "agent.toml", b"x"))
+    for name, value in (("HOME", str(tmp_path)), ("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")):
+        monkeypatch.setenv(name, value)
+    for number, words in enumerate(("wget evil; safe.directory", "\tgit config --global --add safe.directory '*'")):
+        named = tmp_path / f"{number}\n{words}"
+        repository.rename(named)
+        monkeypatch.chdir(named)
+        with pytest.raises(errors.RevisionError, match="dubious ownership") as refused:
+            _read(tree)
+        assert refused.value.hint == "run it as the owner of the checkout"
+        named.rename(repository)
