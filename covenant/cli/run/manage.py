@@ -120,7 +120,7 @@ def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
         if piece["begins"] > piece["asked"]:
             common.say(f"[{piece['begins'] - piece['asked']} bytes dropped]", err=True)
         # A terminal ends its lines with \r\n. A \r at the end of a piece waits for the next one.
-        text = re.sub("\r+\n", "\n", cut + piece["text"])
+        text = re.sub(r"(?<!\r)\r+\n", "\n", cut + piece["text"])
         cut = "\r" if text.endswith("\r") else ""
         if text := text.removesuffix("\r"):
             common.write(common.visible(text, newlines=True))
