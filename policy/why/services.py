@@ -12,7 +12,7 @@ from policy.denials import Denial
 from policy.grants.services import ServiceSet
 from policy.manifest import text
 
-# A name alone, and no pattern: whoever adds the line would grant more than was asked for.
+# A name alone and no pattern, which would grant more than the agent asked for.
 _MODEL: Final = re.compile(r"the model `(?P<name>[A-Za-z0-9._:/@+-]+)` is not granted\Z")
 _AGENT: Final = re.compile(r"the agent `(?P<name>[A-Za-z0-9_.-]+)` is not granted\Z")
 _PAGES: Final = re.compile(r"pages of (?P<name>[a-z0-9_.-]+) are not granted\Z")

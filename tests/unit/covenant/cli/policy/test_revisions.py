@@ -89,7 +89,7 @@ def test_checkout_of_another_owner_names_fix_of_git(
 
 
 def test_name_of_checkout_is_no_fix(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever owns the checkout chose its name, and whoever reads the fix is another."""
+    """The owner of the checkout chose its name, and the reader of the fix is another user."""
     tree = _tree(("100644", "agent.toml", b"x"))
     for name, value in (("HOME", str(tmp_path)), ("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")):
         monkeypatch.setenv(name, value)
