@@ -119,10 +119,8 @@ def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
     for piece in _pieces(run, stream, follow=follow):
         if piece["begins"] > piece["asked"]:
             common.say(f"[{piece['begins'] - piece['asked']} bytes dropped]", err=True)
-        # A terminal ends its lines with \r\n. A \r at the end of a piece waits for the next one.
-        text = re.sub(r"(?<!\r)\r+\n", "\n", cut + piece["text"])
-        cut = "\r" if text.endswith("\r") else ""
-        if text := text.removesuffix("\r"):
+        text, cut = line_ends(cut + piece["text"])
+        if text:
             common.write(common.visible(text, newlines=True))
             ended_line = text.endswith("\n")
     if not ended_line:
@@ -265,6 +263,16 @@ _HERE: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 # --- logs -------------------------------------------------------------------------------------------------------
+
+
+def line_ends(text: str) -> tuple[str, str]:
+    r"""Return text of a terminal, which ends its lines with ``\r\n``, with plain line ends, and the rest of it.
+
+    The rest is a ``\r`` at the end, which belongs to what comes next. An agent chose the text: the search begins once
+    in a run of ``\r``.
+    """
+    plain = re.sub(r"(?<!\r)\r+\n", "\n", text)
+    return plain.removesuffix("\r"), "\r" if plain.endswith("\r") else ""
 
 
 def _pieces(run: str, stream: Stream, *, follow: bool) -> Iterator[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from covenant.cli.run import manage
 from policy import errors
@@ -69,15 +68,9 @@ def test_waiting_instance_is_no_run_of_package(package: Path, monkeypatch: pytes
     assert manage.of_package(str(package), ended=True) == "newest of hello"
 
 
-def test_logs_of_terminal_without_line_ends_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_of_terminal_have_plain_line_ends() -> None:
     """An agent chose the text: a terminal full of `\\r` must not take hours to print."""
-    pieces = iter(["a\r\r\n" + "\r" * (1 << 20), "\nb\r", "\n", ""])
-
-    def answered(verb: str, *, offset: int, **_: object) -> dict[str, object]:
-        text = next(pieces)
-        return {"run_id": "6f1f64c0", "begins": offset, "next": offset + len(text), "live": False, "text": text}
-
-    monkeypatch.setattr(manage, "_asked", answered)
-    shown = CliRunner().invoke(manage.logs, ["6f1f64c0"]).output
-    assert shown.startswith("a\n\\r")
-    assert shown.endswith("\\r\nb\n")
+    returns = "\r" * (1 << 20)
+    assert manage.line_ends(f"a\r\r\n{returns}") == (f"a\n{returns[1:]}", "\r")
+    assert manage.line_ends("\r\nb\r") == ("\nb", "\r")
+    assert manage.line_ends("\r\n") == ("\n", "")
