@@ -9,6 +9,8 @@ from pathlib import Path
 
 from policy import errors
 
+_ANOTHER = "set COVENANT_HOME or COVENANT_STATE, whichever names it, to a directory of yours"
+
 
 def home(environment: Mapping[str, str] | None = None) -> Path:
     """Return COVENANT_HOME, created with mode 0700 if missing.
@@ -33,9 +35,6 @@ def _as_user(uid: int) -> str:
         return f"sudo -u {pwd.getpwuid(uid).pw_name}"
     except KeyError:
         return f"sudo -u '#{uid}'"
-
-
-_ANOTHER = "set COVENANT_HOME or COVENANT_STATE, whichever names it, to a directory of yours"
 
 
 def private_directory(path: Path) -> Path:

@@ -23,6 +23,8 @@ STALLED_SOME, STALLED_FULL = 10.0, 5.0
 # The wait after a failure to make one, in seconds: doubled each time, up to the longest; up to a day where its agent
 # ran and did not come to wait for its intent, since each try lets it run with what it was granted and nothing to do.
 FIRST_WAIT, LONGEST_WAIT, LONGEST_RESTLESS = 1.0, 300.0, 86_400.0
+# Who asks for an instance, until an intent's issuer takes its place.
+ISSUER = "standby@local"
 # The reason in an instance's row `run_state`: its log has no `run_started` before its intent.
 MADE_AHEAD = "standby: made ahead of its intent"
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import structs
 
-from policy import base58, decide, errors
+from policy import base58, decide, errors, standby
 from policy.audit_log import events
 from sandbox import config as configuration
 from sandbox import progress
@@ -194,7 +194,7 @@ class Supervisor:
             errors.CovenantError: Raised when it could not be made, or the machine failed it.
         """
         with self.in_shim() as own:
-            issuer = {"display": "standby@local", "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
+            issuer = {"display": standby.ISSUER, "pubkey": base58.encode(own.ledger.public_key.public_bytes_raw())}
             request = Request(one.read(self.path), "-", issuer, package_name=one.package_name)
             dependencies = structs.replace(own.dependencies(), watches={told: instance.ended})
             instance.keep(dependencies, request, alive=alive, tell=tell)

@@ -254,9 +254,11 @@ def _check_programs(folder: Path, parts: ImageParts) -> None:
     tree = image_tree.ImageTree()
     tree.lay_listing(entries)
     tree.keep(missing, [path for path, _ in parts.points])
-    marks.mkdir(mode=0o700, exist_ok=True)
-    for mark in missing.values():
-        mark.touch(mode=0o600)
+    # A full disk refuses no program that is there: without its mark the next run reads the listing again.
+    with contextlib.suppress(OSError):
+        marks.mkdir(mode=0o700, exist_ok=True)
+        for mark in missing.values():
+            mark.touch(mode=0o600)
 
 
 def _damaged(folder: Path, name: str = _META) -> errors.LayerChangedError:

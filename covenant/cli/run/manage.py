@@ -31,8 +31,6 @@ _REASON = click.option("--reason", default="", metavar="TEXT", help="Why; it sta
 _RUN = click.argument("run", metavar="RUN")
 _RUN_OR_PACKAGE = click.argument("run", metavar="RUN|PACKAGE")
 
-# Who asks for instances of standby (sandbox/supervisor.py).
-_STANDBY = "standby@local"
 _WATCH_SECONDS, _FOLLOW_SECONDS = 1.0, 0.3
 # So much of a run id is shown; more where two begin alike.
 _ID = 8
@@ -187,7 +185,9 @@ def of_package(run: str, *, ended: bool = False) -> str:
 
 def _waits(one: Mapping[str, Any]) -> bool:
     """Whether a listed run is an instance of standby without an intent: then its issuer is the supervisor's own."""
-    return bool(one["state"] == "Isolated" and one["issuer"] == _STANDBY)
+    from policy import standby
+
+    return bool(one["state"] == "Isolated" and one["issuer"] == standby.ISSUER)
 
 
 # --- who answers ------------------------------------------------------------------------------------------------

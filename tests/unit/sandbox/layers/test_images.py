@@ -224,6 +224,24 @@ def test_damaged_listing_is_named_with_its_fix(state: Path, images: RootImages) 
         held.check.wait()
 
 
+def test_program_without_a_mark_is_found_each_time(state: Path, images: RootImages) -> None:
+    """As on a full disk: nothing can be written where the marks are."""
+    ref = _layer(state, "tools", TOOLS, "/bin/a", "/bin/b")
+    with images.hold([], [ref], executable=["root"], programs=["/bin/a"]) as held:
+        folder = held.root.parent
+    if (folder / "programs").exists():
+        shutil.rmtree(folder / "programs")
+    (folder / "programs").write_text("")
+    for _ in range(2):
+        with images.hold([], [ref], executable=["root"], programs=["/bin/b"]) as held:
+            held.check.wait()
+        with (
+            pytest.raises(errors.LayerError),
+            images.hold([], [ref], executable=["root"], programs=["/bin/absent"]),
+        ):
+            pass
+
+
 def test_missing_layer_makes_no_image(state: Path, images: RootImages) -> None:
     ref = LayerRef("own", "0" * 64)
     with pytest.raises(errors.LayerError, match="not in the store"), images.hold([], [ref]):
