@@ -18,18 +18,7 @@ from tests.kernel.world import World, worlds_ended
 
 
 def leftovers(world: World) -> list[str]:
-    """Return what the runs of this world left on the machine, and which of them have still to write their end row.
-
-    A run writes its end after its clean-up, so a test that waits for the clean-up alone may read the log too early.
-    """
-    unended = world.state / "unended"
-    marks = [p.name for p in unended.iterdir() if not p.name.startswith(".")] if unended.exists() else []
-    open_marks = [f"no end row: {run_id}" for run_id in marks if open_runs.is_open(world.state, run_id)]
-    return left_on_machine(world) + open_marks
-
-
-def left_on_machine(world: World) -> list[str]:
-    """Return the cgroups, processes, mounts and run directories that the runs of this world left."""
+    """Return what the runs of this world left on the machine: cgroups, processes, mounts, run directories."""
     found = [str(path) for path in world.cgroups()]
     mine = os.fsencode(world.state)
     for entry in filter(str.isdigit, os.listdir("/proc")):
@@ -42,6 +31,17 @@ def left_on_machine(world: World) -> list[str]:
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(world.base) in line]
     runs = world.state / "runs"
     return found + ([p.name for p in runs.iterdir() if p.is_dir()] if runs.exists() else [])
+
+
+def unfinished(world: World) -> list[str]:
+    """Return what the runs of this world left, and which of them have still to write their end row.
+
+    A run writes its end after its clean-up, so a test that waits for the clean-up alone may read the log too early.
+    """
+    unended = world.state / "unended"
+    marks = [p.name for p in unended.iterdir() if not p.name.startswith(".")] if unended.exists() else []
+    open_marks = [f"no end row: {run_id}" for run_id in marks if open_runs.is_open(world.state, run_id)]
+    return leftovers(world) + open_marks
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +74,7 @@ def world(tmp_path: Path, warm: Path) -> Iterator[World]:
     with worlds_ended(tmp_path):
         made = World(tmp_path, warm=warm)
         yield made
-        assert left_on_machine(made) == []
+        assert leftovers(made) == []
 
 
 @pytest.fixture(scope="module")

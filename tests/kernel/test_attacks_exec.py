@@ -22,7 +22,7 @@ from policy.prove.live import Standing
 from sandbox.attest import root_file
 from sandbox.layers.images import RootImages
 from sandbox.rootfs import erofs_image
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import leftovers, unfinished
 from tests.kernel.live_runs import SLEEPS, live, until
 from tests.kernel.session_kit import Home
 from tests.kernel.test_command import shell_layer, with_root
@@ -195,7 +195,7 @@ def test_killed_exec_leaves_no_file(home: Home, tmp_path: Path) -> None:
         assert process.stdout.readline() == b"READY\n"
         process.kill()
     assert home.exec("--quiet", "--", "true").returncode == 0, "the next start removes the run's directory"
-    until(lambda: leftovers(home.world) == [])
+    until(lambda: unfinished(home.world) == [])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.kernel import serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import unfinished
 from tests.kernel.serving import Served
 from tests.kernel.session_kit import Terminal
 from tests.kernel.test_contract_sessions import STDIO, supervised
@@ -125,7 +125,7 @@ def test_console_is_restored_after_signal(
     one.process.send_signal(number)
     one.ended()
     assert one.restored()
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
 
 
 def test_session_ends_when_its_terminal_is_gone(supervised: tuple[Served, bool]) -> None:
@@ -145,7 +145,7 @@ def test_session_ends_when_its_terminal_is_gone(supervised: tuple[Served, bool])
         shown += os.read(master, 65536)
     os.close(master)
     assert process.wait(SECONDS) != 0
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
 
 
 def test_console_is_restored_after_refusal(supervised: tuple[Served, bool], terminals: list[Terminal]) -> None:

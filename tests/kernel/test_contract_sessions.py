@@ -18,7 +18,7 @@ import pytest
 from sandbox import unix_wire
 from sandbox.rundir import registry
 from tests.kernel import serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import leftovers, unfinished
 from tests.kernel.serving import CALLER, Served
 from tests.kernel.test_contract_terminal import TERMINAL
 from tests.kernel.test_serve import eventually
@@ -163,7 +163,7 @@ def test_killed_shim_leaves_nothing(served: Served) -> None:
     out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 125, err
     assert out == b""
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
     eventually(lambda: [row["kind"]["code"] for row in served.world.rows() if row["kind"]["type"] == "run_ended"])
     ends = [row["kind"]["code"] for row in served.world.rows() if row["kind"]["type"] == "run_ended"]
     assert ends == ["cut_off"]
@@ -231,7 +231,7 @@ def test_byte_after_request_ends_session(served: Served) -> None:
     with Client(served, _package(served.world, WAITS, cpu_ms=300_000), terminal=False) as client:
         client.ready()
         client.sock.send(b"x")
-        eventually(lambda: leftovers(served.world) == [])
+        eventually(lambda: unfinished(served.world) == [])
     ends = [row["kind"]["code"] for row in served.world.rows() if row["kind"]["type"] == "run_ended"]
     assert ends == ["stopped"]
 
@@ -246,7 +246,7 @@ def test_client_without_pipes_holds_nothing(served: Served) -> None:
         client.ready()
         for fd in (client.stdin, client.stdout, client.sizes):
             os.close(fd)
-        eventually(lambda: leftovers(served.world) == [])
+        eventually(lambda: unfinished(served.world) == [])
     row = next(row["kind"] for row in served.world.rows() if row["kind"]["type"] == "run_ended")
     assert (row["code"], row["exit_status"]) == ("agent_failed", 5)
 
@@ -281,7 +281,7 @@ def test_sizes_of_hostile_client_do_no_harm(served: Served, sizes: bytes) -> Non
         while data := os.read(client.stdout, 65536):
             shown += data
     assert b"terminal_size" in shown
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
 
 
 @pytest.mark.parametrize("terminal", [False, True], ids=["stdio", "terminal"])
@@ -306,4 +306,4 @@ def test_client_cannot_make_shim_wait(served: Served, terminal: bool) -> None:
                 os.write(client.stdin, b"x")
     row = next(row["kind"] for row in served.world.rows() if row["kind"]["type"] == "run_ended")
     assert row["code"] == "deadline"
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])

@@ -13,7 +13,7 @@ import pytest
 
 from sandbox.rundir import registry
 from tests.kernel import serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import unfinished
 from tests.kernel.serving import CALLER, Served
 from tests.kernel.session_kit import Terminal
 from tests.kernel.test_contract_console import in_terminal, terminals
@@ -115,7 +115,7 @@ def test_detached_session_is_attached_and_ended(served: Served, attach: Attached
     two.until(b"said first")
     two.type(b"quit\r")
     assert two.ended() == 7
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
     notes = [row["reason"] for row in _rows(served, run, "run_state")]
     assert sum("attached" in note for note in notes) == 2
     assert "its caller has left, and it goes on" in notes
@@ -162,7 +162,7 @@ def test_killed_client_of_foreground_session(served: Served, attach: Attached, k
     (run,) = _live(served)
     one.process.kill()
     if not keeps:
-        eventually(lambda: leftovers(served.world) == [])
+        eventually(lambda: unfinished(served.world) == [])
         assert [row["code"] for row in _rows(served, run, "run_ended")] == ["stopped"]
         return
     eventually(lambda: any("has left" in row["reason"] for row in _rows(served, run, "run_state")))
@@ -192,7 +192,7 @@ def test_killed_shim_of_detached_session_leaves_nothing(served: Served, attach: 
     os.kill(entry.keeper, signal.SIGKILL)
     assert one.ended() == 125
     assert one.restored()
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
     eventually(lambda: [row["code"] for row in _rows(served, run, "run_ended")] == ["cut_off"])
 
 

@@ -16,7 +16,7 @@ import pytest
 from policy import errors
 from sandbox.supervisor import Supervisor
 from tests.kernel import hanging_files, serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import leftovers, unfinished
 from tests.kernel.hanging_files import Hanging
 from tests.kernel.serving import Served
 from tests.kernel.world import HEAD, TAIL, World
@@ -32,7 +32,7 @@ def served(warm: Path) -> Iterator[Served]:
         with Served(world, request_seconds=SECONDS, attest_seconds=1, start_deadline_seconds=10) as made:
             yield made
             # The file system is gone, and so is what hung: the supervisor removes what such runs left.
-            await_true(lambda: leftovers(world) == [])
+            await_true(lambda: unfinished(world) == [])
             made.stop()
 
 

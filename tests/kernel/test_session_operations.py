@@ -15,7 +15,7 @@ import pytest
 from policy.signing import change
 from sandbox.rundir import registry
 from tests.kernel import revoking, serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import unfinished
 from tests.kernel.serving import Served
 from tests.kernel.test_contract_sessions import STDIO
 from tests.kernel.test_contract_terminal import TERMINAL
@@ -112,7 +112,7 @@ def test_session_is_listed_suspended_resumed_and_killed(served: Served, running:
     killed = _call(served, "kill", run)
     assert killed.returncode == 0, killed.stderr
     assert _states(served) == {}
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
     assert [row["code"] for row in _ends(served)] == ["stopped"]
 
 

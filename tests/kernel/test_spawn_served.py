@@ -10,7 +10,7 @@ from typing import Any
 
 from sandbox.rundir import registry
 from tests.kernel import serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import leftovers, unfinished
 from tests.kernel.families import BIG, SMALL, member, spawn
 from tests.kernel.live_runs import until
 from tests.kernel.serving import CALLER, Served
@@ -46,7 +46,7 @@ def test_callers_agent_starts_what_lies_beside_it(warm: Path) -> None:
             until(lambda: not registry.live(world.state / "runs"))
         served.start()
         served.quiet()
-        until(lambda: leftovers(world) == [])
+        until(lambda: unfinished(world) == [])
         ended = [row["kind"] for row in world.rows() if row["kind"]["type"] == "run_ended"]
         ends = {kind["agent_id"]: kind["code"] for kind in ended}
         assert (ends["holds"], ends["slow"]) == ("cut_off", "parent_ended")
@@ -61,7 +61,7 @@ def test_what_outlives_its_parent_ends_with_supervisor_where_runs_do(warm: Path)
         assert served.run(top).error is None
         os.kill(until(lambda: _running(world, {"slow"}))["slow"].keeper, signal.SIGKILL)
         until(lambda: [kind for kind in _ends(world) if kind["code"] == "cut_off"])
-        until(lambda: leftovers(world) == [])
+        until(lambda: unfinished(world) == [])
 
         assert served.run(top).error is None
         until(lambda: _running(world, {"slow"}))

@@ -18,7 +18,7 @@ from sandbox.rundir import label, registry
 from sandbox.rundir.registry import Entry
 from sandbox.serve.api import client
 from tests.kernel import serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import unfinished
 from tests.kernel.serving import Served
 from tests.kernel.world import HEAD, SLOWNESS, TAIL, World
 
@@ -125,7 +125,7 @@ def test_instance_at_work_outlives_supervisor_as_any_run_and_one_that_waits_neve
             if answer is not None:
                 assert answer.result is not None
                 assert json.loads(answer.result.text) == ["wait", used.run_id]
-        _until(lambda: not leftovers(world), served)
+        _until(lambda: not unfinished(world), served)
 
 
 def _goes_on(served: Served, used: Entry) -> None:

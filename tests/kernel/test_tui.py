@@ -14,7 +14,7 @@ from covenant.tui.sources import Sources
 from covenant.tui.widgets import Table
 from tests import tui_data, tui_kit
 from tests.kernel import serving
-from tests.kernel.conftest import leftovers
+from tests.kernel.conftest import unfinished
 from tests.kernel.serving import Served
 from tests.kernel.test_contract_terminal import TERMINAL
 from tests.kernel.test_serve import eventually
@@ -86,7 +86,7 @@ def test_session_is_watched_suspended_and_killed(served: Served, monkeypatch: py
     given = Sources(Silent(NO_DAEMON), tui.ask_supervisor, tui.explain, tui.attach)
     assert _differences(given, run) == []
     asyncio.run(_watched(given, run))
-    eventually(lambda: leftovers(served.world) == [])
+    eventually(lambda: unfinished(served.world) == [])
     (ended,) = [row["kind"] for row in served.world.rows() if row["kind"]["type"] == "run_ended"]
     assert ended["run_id"] == run
     assert "asked for in covenant tui" in json.dumps([row["kind"] for row in served.world.rows()])
