@@ -128,7 +128,7 @@ def agent(home: Home, suite: Path, site: Path, tmp_path_factory: pytest.TempPath
     tools_kit.written(made, tools_kit.package(document, grants="", files=files))
     done = home.covenant("tools", "advertised", made, "suite")
     assert done.returncode == 0, done.stderr
-    one["tools"] = [{**tool, "side_effect_class": "read"} for tool in json.loads(done.stdout)["tools"]]
+    one["tools"] = [{**tool, "side_effect_class": "read"} for tool in json.loads(done.stdout)]
     (made / "tools.json").write_text(json.dumps(document))
     uris = [f"matrix://tool/mcp/suite/{tool['name']}@1.0" for tool in one["tools"]]
     grants = f"""

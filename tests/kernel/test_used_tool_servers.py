@@ -148,7 +148,7 @@ def test_published_servers_are_called_by_published_client(home: Home, tmp_path: 
     for one in servers:
         done = home.covenant("tools", "advertised", made, one["alias"])
         assert done.returncode == 0, (one["alias"], done.stderr)
-        told = json.loads(done.stdout)["tools"]
+        told = json.loads(done.stdout)
         one["tools"] = [{k: v for k, v in tool.items() if v} | {"side_effect_class": "write"} for tool in told]
     (made / "tools.json").write_text(json.dumps(document))
     denied = "move_file"
@@ -262,7 +262,7 @@ side_effects = ["read"]
         (failed,) = json.loads(covenant("verify", str(made), "--live", "--json", check=False))["findings"]
         assert (failed["code"], "CERTIFICATE_VERIFY_FAILED" in str(failed)) == ("server_failed", True), failed
         config.write_text(trusting)
-        (told,) = json.loads(covenant("advertised", str(made), "sums"))["tools"]
+        (told,) = json.loads(covenant("advertised", str(made), "sums"))
         tools[:] = [{**told, "side_effect_class": "read"}]
         (made / "tools.json").write_text(json.dumps(document))
         covenant("pin", str(made))
