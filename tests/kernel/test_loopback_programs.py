@@ -65,7 +65,8 @@ async function main() {
 }
 main().catch((e) => { console.error(e); process.exit(1); });
 """
-TMUX = "tmux new-session -d 'tty > /tmp/said; tmux wait-for -S done' && tmux wait-for done && cat /tmp/said"
+# The window stays: a server without one ends, and it may do so before the second client has come.
+TMUX = "tmux new-session -d 'tty > /tmp/said; tmux wait-for -S done; sleep 600' && tmux wait-for done && cat /tmp/said"
 
 
 @pytest.fixture(scope="module")
