@@ -220,9 +220,9 @@ def test_machine_has_no_network_no_kvm_and_writes_to_nothing_that_stays(
 ENDINGS = {
     "done": ("echo hello >$W/results; echo 'status 0' >$W/status", 0, ""),
     "failed": ("echo hello >$W/results; echo 'status 1' >$W/status", 1, ""),
-    "silent": ("sleep 600", None, "no word within"),
-    "endless": ("echo hello >$W/results; sleep 600", None, "not done within"),
-    "stays on": ("echo hello >$W/results; echo 'status 0' >$W/status; sleep 600", 0, "still on"),
+    "silent": ("exec sleep 600", None, "no word within"),
+    "endless": ("echo hello >$W/results; exec sleep 600", None, "not done within"),
+    "stays on": ("echo hello >$W/results; echo 'status 0' >$W/status; exec sleep 600", 0, "still on"),
     "crashed": ("echo hello >$W/results; kill -9 $$", None, "without a status"),
     "garbage": ("echo hello >$W/results; echo 'status zero' >$W/status", None, "without a status"),
 }
