@@ -60,11 +60,11 @@ async def test_settlement_and_capabilities_decode(covenant_home: Path) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         await _ask(daemon, "chain_status")
         await daemon.grant("memory.write", "memory.read")
-        past = daemon.server.now_ms() + 3000
-        await daemon.client.ask("grant_capability", action="tool.call.echo", scope={}, expires_at=past)
+        ends = daemon.server.now_ms() + 3000
+        await daemon.client.ask("grant_capability", action="tool.call.echo", scope={}, expires_at=ends)
         held = (await _ask(daemon, "capability_usage"))["grants"]
         await daemon.client.ask("revoke_capability", signature_b58=held[-1]["signature_b58"])
-        await anyio.sleep((past - daemon.server.now_ms()) / 1000)
+        await anyio.sleep((ends - daemon.server.now_ms()) / 1000 + 0.1)  # a grant that ends at t still holds at t
         words = {row["effective"] for row in (await _ask(daemon, "capability_usage"))["grants"]}
         assert words == {"live", "revoked", "expired"}
 

@@ -273,7 +273,7 @@ def test_collector_that_is_away_keeps_nothing(collector: Collector) -> None:
     with _opened(collector, url, requests_per_minute=6000) as gated:
         send = Sender(gated)
         status, (said, about) = send(GOOD)
-        assert (status, _message(said)) == (503, "the collector does not answer")
+        assert (status, _message(said)) == (503, "the collector does not answer: Connection refused")
         assert about["Retry-After"] == "5"
         assert [row.status for row in _rows(gated)] == [0]
         assert gated.lives()

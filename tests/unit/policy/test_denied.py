@@ -135,7 +135,11 @@ def test_what_no_line_allows(denial: Denial, note: str) -> None:
         ("model_not_granted", "POST /v1: the model `*` is not granted", "no line of agent.toml allows it"),
         ("agent_not_granted", "POST /x: the agent `a`b` is not granted", "no line of agent.toml allows it"),
         ("provider_failed", "provider local", "covenant models test NAME"),
-        ("no_provider", "POST /v1/logs: the collector does not answer", "agents in [export] of config.toml"),
+        (
+            "no_provider",
+            "POST /v1/logs: the collector does not answer: Connection refused",
+            "agents in [export] of config.toml",
+        ),
         ("provider_failed", "GET /fetch: wiki.example does not answer", "no line of agent.toml allows it"),
         ("content_refused", "POST /v1/messages: a URL", "no line of agent.toml allows it"),
         ("model_not_granted", "something else", "no line of agent.toml allows it"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import time
 from collections import deque
@@ -51,6 +52,15 @@ class TelemetryRequest(NamedTuple):
     signal: str
     is_json: bool
     is_gzip: bool
+
+
+class CollectorAnswer(NamedTuple):
+    """The collector's status, the seconds that it asks for, and its body. Status 0: there was none; ``why`` says so."""
+
+    status: int
+    wait: int
+    body: bytes
+    why: str = ""
 
 
 class TelemetryEndpoint:
@@ -145,39 +155,49 @@ class TelemetryEndpoint:
         if not made.records:
             return b"{}" if asked.is_json else b""
         entry = self._book.begin_telemetry(asked.signal, made.records, made.size)
-        answered, rejected = 0, 0
+        status, rejected = 0, 0
         try:
-            answered, wait, answer = await self._posted(collector, asked.signal, made.body)
-            if _is_taken(answered):
+            found = await self._posted(collector, asked.signal, made.body)
+            status, answer = found.status, found.body
+            if _is_taken(status):
                 rejected, answer = await reader.answer(asked.signal, answer, is_json=asked.is_json)
         finally:
-            self._book.end_telemetry(entry, answered, rejected)
-        if not _is_taken(answered):
-            raise self._failed(answered, wait)
+            self._book.end_telemetry(entry, status, rejected)
+        if not _is_taken(status):
+            raise self._failed(found)
         return answer
 
     def _collector_is_there(self) -> None:
         if (wait := self._again - self._clock()) > 0:
             raise RefusedError(503, "no_provider", "the collector is away", retry_seconds=max(1, int(wait) + 1))
 
-    async def _posted(self, collector: ProviderClient, signal: str, body: bytes) -> tuple[int, int, bytes]:
-        """Return the collector's status, the seconds that it asks for, and its answer. Status 0: there is none."""
+    async def _posted(self, collector: ProviderClient, signal: str, body: bytes) -> CollectorAnswer:
         try:
             async with asyncio.timeout(_SECONDS):
-                return await collector.post_telemetry(f"/v1/{signal}", body, wire.ANSWER_BYTES)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return 0, _PAUSE, b""
+                return CollectorAnswer(*await collector.post_telemetry(f"/v1/{signal}", body, wire.ANSWER_BYTES))
+        except TimeoutError:
+            return CollectorAnswer(0, _PAUSE, b"", f"no answer in {_SECONDS:.0f} s")
+        except (aiohttp.ClientError, OSError, ValueError) as e:
+            return CollectorAnswer(0, _PAUSE, b"", _why(e))
 
-    def _failed(self, answered: int, wait: int) -> RefusedError:
+    def _failed(self, found: CollectorAnswer) -> RefusedError:
+        answered, wait = found.status, found.wait
         if answered in _LATER or answered == 0:
             seconds = min(max(wait, 1), _MOST_PAUSE) if wait else _PAUSE
             self._again = self._clock() + seconds
-            said = "the collector does not answer" if answered == 0 else f"the collector answers {answered}"
+            silent = f"the collector does not answer: {found.why}"
+            said = silent if answered == 0 else f"the collector answers {answered}"
             return RefusedError(503, "no_provider", said, retry_seconds=seconds)
         if answered in _REFUSED:
             return RefusedError(400, "provider_failed", f"the collector refused the request: {answered}")
         code = "key_refused" if answered in (401, 403) else "provider_failed"
         return RefusedError(502, code, f"the collector answers {answered}")
+
+
+def _why(error: Exception) -> str:
+    """Name what failed. The library's own text may name the collector's address, which is the operator's."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return os.strerror(cause.errno) if isinstance(cause, OSError) and cause.errno else type(cause or error).__name__
 
 
 def _is_taken(answered: int) -> bool:
