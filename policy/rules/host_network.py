@@ -5,7 +5,8 @@ is a server. The connectors of a run's gates are then in that namespace as well,
 provider, and not of this host's loopback. ``covenant run`` without the supervisor is in the caller's network.
 
 What the operator declares as a ``mock`` needs no network. It is no stand-in: a manifest that grants a provider and a
-mock is refused, since each answer would be made up (docs/models.md).
+mock is refused, since each answer would be made up (docs/models.md). So is one that grants pages of a host and of a
+mock: those of the host would all fail.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def _needing(effective: Effective, host: HostFacts) -> Iterator[tuple[str, str, 
         # A provider that is not configured is another error (enforceable.py).
         for name in sorted(names & {*host.providers, *host.searchers} - {*host.made_up_providers}):
             yield f"{key}.allow", f"provider `{name}` is reached by", ""
-    if effective.web.fetch and not any(map(effective.web.holds, host.made_up_pages)):
-        yield "services.fetch.hosts", "pages are fetched by", ""
+    # A pattern also holds hosts that are no mock.
+    for name in sorted({*effective.web.fetch} - {*host.made_up_pages}):
+        yield "services.fetch.hosts", f"pages of `{name}` are fetched by", ""
     if effective.agents:
         yield "services.agents.allow", "agents are asked by", ""
     if effective.telemetry:

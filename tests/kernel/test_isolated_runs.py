@@ -45,7 +45,11 @@ PORT = f'[[permissions.network]]\nhost = "host.covenant"\nports = [{HOST_PORT}]\
 REFUSED = {
     "models": (MODELS.format("near"), "provider `near` is reached by"),
     "search": ('[services.search]\nallow = ["pretended", "finds"]\n', "provider `finds` is reached by"),
-    "fetch": ('[services.fetch]\nhosts = ["*.example.org"]\n', "pages are fetched by"),
+    "fetch": ('[services.fetch]\nhosts = ["*.example.org"]\n', "pages of `*.example.org` are fetched by"),
+    "page beside a mock": (
+        '[services.fetch]\nhosts = ["made.example.com", "wiki.example.org"]\n',
+        "pages of `wiki.example.org` are fetched by",
+    ),
     "agents": ('[services.agents]\nallow = ["other"]\n', "agents are asked by"),
     "telemetry": ('[services.telemetry]\nsignals = ["logs"]\n', "the collector of telemetry is reached by"),
     "host ports": (PORT, f"port {HOST_PORT} of host.covenant is in"),
@@ -55,7 +59,7 @@ REFUSED = {
     ),
 }
 # Each needs a gate, and no gate of these needs the host's network.
-MADE_UP = MODELS.format("pretended") + '[services.fetch]\nhosts = ["*.example.com"]\n'
+MADE_UP = MODELS.format("pretended") + '[services.fetch]\nhosts = ["made.example.com"]\n'
 ASKS = """
 found = raw("GET", "/fetch?url=https://made.example.com/", host="fetch.covenant")
 answer = [chat("test-1")[0], found.status]

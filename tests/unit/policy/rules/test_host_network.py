@@ -21,7 +21,17 @@ MODELS = '[services.models]\nallow = [{{ provider = "{}", models = ["*"] }}]\n'
 NEEDING = {
     "models": (MODELS.format("near"), "services.models.allow", "provider `near` is reached by"),
     "search": ('[services.search]\nallow = ["pretended", "finds"]\n', "services.search.allow", "provider `finds` is"),
-    "fetch": ('[services.fetch]\nhosts = ["*.example.org"]\n', "services.fetch.hosts", "pages are fetched by"),
+    "fetch": ('[services.fetch]\nhosts = ["*.example.org"]\n', "services.fetch.hosts", "pages of `*.example.org` are"),
+    "page beside a mock": (
+        '[services.fetch]\nhosts = ["made.example.com", "wiki.example.org"]\n',
+        "services.fetch.hosts",
+        "pages of `wiki.example.org` are fetched by",
+    ),
+    "mock in a pattern": (
+        '[services.fetch]\nhosts = ["*.example.com"]\n',
+        "services.fetch.hosts",
+        "pages of `*.example.com` are fetched by",
+    ),
     "agents": ('[services.agents]\nallow = ["other"]\n', "services.agents.allow", "agents are asked by"),
     "telemetry": ('[services.telemetry]\nsignals = ["logs"]\n', "services.telemetry.signals", "the collector of"),
     "publish": ('[[publish]]\nport = 80\nto = "127.0.0.1:8080"\n', "publish", "publishing at 127.0.0.1:8080 needs"),
@@ -34,7 +44,7 @@ NEEDING = {
 NOTHING_NEEDED = {
     "no service": "",
     "mock": MODELS.format("pretended"),
-    "made up pages": '[services.fetch]\nhosts = ["*.example.com"]\n',
+    "made up pages": '[services.fetch]\nhosts = ["made.example.com"]\n',
     "socket": '[[publish]]\nport = 80\nto = "unix:/srv/web.sock"\n',
     # Another refusal names a provider that is not configured (enforceable.py).
     "unknown provider": MODELS.format("missing"),
@@ -64,3 +74,11 @@ def test_grant_that_needs_none_is_not(name: str) -> None:
 
 def test_all_that_need_it_are_named() -> None:
     assert len(_refusals(NEEDING["models"][0] + NEEDING["agents"][0])) == 2
+    hosts = '[services.fetch]\nhosts = ["wiki.example.org", "made.example.com", "docs.example.org"]\n'
+    assert [message.split("`")[1] for _, message, _ in _refusals(hosts)] == ["docs.example.org", "wiki.example.org"]
+
+
+def test_host_that_becomes_a_mock_needs_none() -> None:
+    hosts = NEEDING["page beside a mock"][0]
+    made_up = structs.replace(HOST, made_up_pages=("made.example.com", "wiki.example.org"))
+    assert (len(_refusals(hosts)), _refusals(hosts, made_up)) == (1, [])
