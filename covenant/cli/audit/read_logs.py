@@ -98,8 +98,8 @@ def read_log(name: str) -> LogBytes:
     return log
 
 
-def supervisor_events(containing: bytes) -> Iterator[dict[str, Any]]:
-    """Yield the kind objects of the supervisor's rows, oldest first, from lines with these bytes.
+def supervisor_events(*containing: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the kind objects of the supervisor's rows, oldest first, from lines with any of these bytes.
 
     Without the supervisor's log, which is root's, these are the daemon's copies of its rows. In a copy the quotation
     marks of ``containing`` would be escaped. Lines that are no row are skipped.
@@ -110,7 +110,7 @@ def supervisor_events(containing: bytes) -> Iterator[dict[str, Any]]:
     logs = {log.name: log for log in read_logs()}
     is_copy = "supervisor" not in logs
     for line in logs["daemon" if is_copy else "supervisor"].events.split(b"\n"):
-        if containing not in line:
+        if not any(word in line for word in containing):
             continue
         try:
             event = json.loads(line)

@@ -7,8 +7,9 @@ checks that log.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,7 +39,7 @@ _OPTIONS: Final = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class DenialSummary:
     """One run in the log: its agent, and the count of each denial, in order of first occurrence.
 
@@ -47,9 +48,9 @@ class DenialSummary:
 
     run_id: str
     agent_id: str
+    counts: Mapping[Denial, int]
     package: str = ""
     used: bool = True
-    counts: dict[Denial, int] = field(default_factory=dict)
 
 
 @click.command(
@@ -232,10 +233,10 @@ def _latest(agent_id: str) -> DenialSummary:
     Raises:
         errors.UsageError: the log has none.
     """
-    runs = [event["run_id"] for event in _started() if event.get("agent_id") == agent_id]
+    runs = [told for told in _logged() if told.used and told.agent_id == agent_id]
     if not runs:
         raise errors.UsageError(f"no run of `{agent_id}` is in the log", hint="`covenant audit recent` shows what is")
-    return _collect(str(runs[-1]))
+    return runs[-1]
 
 
 def _named(text: str) -> DenialSummary:
@@ -244,47 +245,32 @@ def _named(text: str) -> DenialSummary:
     Raises:
         errors.UsageError: none does, or several do.
     """
-    found = {str(event["run_id"]) for event in _started() if str(event["run_id"]).startswith(text)}
-    found = found or {run_id for run_id in _made_ahead() if run_id.startswith(text)}
+    named = [told for told in _logged() if told.run_id.startswith(text)]
+    found = [told for told in named if told.used] or named
     if len(found) != 1 or not text:
         what = "no run has" if not found or not text else f"{len(found)} runs have"
         hint = "name a package's directory, or a run as the log has it (`covenant audit recent`)"
         raise errors.UsageError(f"`{text}` is no package, and {what} an id that begins so", hint=hint)
-    return _collect(found.pop())
+    return found[0]
 
 
-def _collect(run_id: str) -> DenialSummary:
+def _logged() -> list[DenialSummary]:
+    """Return the runs and standby instances of the log in one reading, in the order of their starts."""
     from covenant.cli.audit import read_logs
     from policy import standby
     from policy.denials import Denial
 
-    told = DenialSummary(run_id, "")
-    for event in read_logs.supervisor_events(run_id.encode()):
-        if event.get("run_id") != run_id:
-            continue
+    runs = dict[str, DenialSummary]()
+    counts = defaultdict[str, Counter[Denial]](Counter)
+    for event in read_logs.supervisor_events(b"run_started", standby.MADE_AHEAD.encode(), b"denied"):
+        run_id, agent_id = str(event.get("run_id", "")), str(event.get("agent_id", ""))
         if event.get("type") == "run_started":
-            told.agent_id, told.package = str(event.get("agent_id", "")), str(event.get("package") or "")
-            told.used = True
+            runs.pop(run_id, None)  # an instance is ordered by its use, not by its making
+            runs[run_id] = DenialSummary(run_id, agent_id, counts[run_id], package=str(event.get("package") or ""))
         elif event.get("reason") == standby.MADE_AHEAD:
-            told.agent_id, told.used = str(event.get("agent_id", "")), False
+            runs[run_id] = DenialSummary(run_id, agent_id, counts[run_id], used=False)
         elif event.get("type") == "denied":
             denial = Denial(*(str(event.get(name, "")) for name in ("layer", "target", "code")))
             count = event.get("count")
-            told.counts[denial] = told.counts.get(denial, 0) + (count if isinstance(count, int) else 1)
-    return told
-
-
-def _started() -> Iterator[dict[str, Any]]:
-    from covenant.cli.audit import read_logs
-
-    events = read_logs.supervisor_events(b"run_started")
-    return (event for event in events if event.get("type") == "run_started" and "run_id" in event)
-
-
-def _made_ahead() -> Iterator[str]:
-    """Yield the run ids of standby instances, used or not."""
-    from covenant.cli.audit import read_logs
-    from policy import standby
-
-    events = read_logs.supervisor_events(standby.MADE_AHEAD.encode())
-    return (str(one["run_id"]) for one in events if one.get("reason") == standby.MADE_AHEAD and "run_id" in one)
+            counts[run_id][denial] += count if isinstance(count, int) else 1
+    return list(runs.values())

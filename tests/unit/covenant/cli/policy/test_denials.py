@@ -16,6 +16,7 @@ from tests import cli_kit, copied_log_kit
 
 FIRST, SECOND = "11111111-aaaa-4aaa-8aaa-aaaaaaaaaaaa", "11112222-bbbb-4bbb-8bbb-bbbbbbbbbbbb"
 NAME = Denial("dns", "www.example.org", "name_not_granted")
+ROOT = Path(__file__).resolve().parents[5]
 STARTED: dict[str, Any] = {
     "operator": "ann", "parent": None, "intent_id": "i", "policy_digest": None, "payload_digest": None,
     "backend": "linux-gvisor", "signers": [], "not_enforced": [], "deadline_ms": 1, "deadline_clock": "timeout",
@@ -120,6 +121,19 @@ def test_standby_instance_that_waits_is_named(log: Log) -> None:
     log.run(SECOND, "two", Row(NAME, 1))
     used = cli_kit.document("denials", SECOND)
     assert (used["used"], [one["count"] for one in used["denials"]]) == (True, [4])
+
+
+def test_latest_run_of_package_is_the_one_started_last(log: Log) -> None:
+    """An instance counts from its use, however early it was made; one that waits is no run yet."""
+    hello, waiting = ROOT / "agents" / "hello", SECOND.replace("2", "3")
+    log.instance(SECOND, "hello", Row(NAME, 2))
+    log.run(FIRST, "hello", Row(NAME, 1))
+    log.instance(waiting, "hello", Row(NAME, 7))
+    assert cli_kit.document("denials", hello, "--host", "none")["run_id"] == FIRST
+    log.run(SECOND, "hello", Row(NAME, 3))
+    log.run("33333333-cccc-4ccc-8ccc-cccccccccccc", "other", Row(NAME, 1))
+    last = cli_kit.document("denials", hello, "--host", "none")
+    assert (last["run_id"], [one["count"] for one in last["denials"]]) == (SECOND, [5])
 
 
 def test_no_log_and_no_run_of_agent(covenant_home: Path) -> None:
