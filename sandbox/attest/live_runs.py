@@ -73,6 +73,11 @@ def live(runs: Path) -> list[str]:
     return sorted(path.name for path in begun if not label.LIKE_NO_RUN & (label.label_of(path) or {}).keys())
 
 
+def waiting(runs: Path) -> list[registry.Entry]:
+    """Return the standby instances without an intent. The log has no row of their start, which (2) needs."""
+    return [one for one in registry.live(runs) if label.STANDBY in one.label and not one.self_test]
+
+
 def answer(state: Path, run_id: str, started: Mapping[str, str]) -> RunAttestation | None:
     """Attest one run by steps (1) to (4). Returns None if the run ended meanwhile.
 

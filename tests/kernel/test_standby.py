@@ -175,6 +175,29 @@ def test_waiting_instance_is_known_to_denials(served: Served, monkeypatch: pytes
     assert (said["run_id"], said["agent_id"], said["used"]) == (instance.run_id, "waiting", False)
 
 
+def test_waiting_instance_is_listed_by_attest_until_used(served: Served) -> None:
+    path, (instance,) = _warmed(served, "attested")
+    listed = {"run_id": instance.run_id, "agent_id": "attested"}
+    document = json.loads(covenant("attest", "--all", "--json", served=served).stdout)
+    assert listed in document["waiting"]
+    assert instance.run_id not in [one["run_id"] for one in document["runs"]]
+    shown = covenant("attest", "--all", served=served).stdout
+    assert f"{instance.run_id} attested: standby instance, waits for its intent\n" in shown
+    named = covenant("attest", instance.run_id, served=served)
+    assert "is a standby instance, and no run yet" in named.stderr
+    # The fix: with an intent it is a run, which is attested.
+    using = threading.Thread(target=served.run, args=(path, "stay"))
+    using.start()
+    try:
+        _until(lambda: "Running" in _states(served.world, instance.run_id), served)
+        document = json.loads(covenant("attest", "--all", "--json", served=served).stdout)
+        assert listed not in document["waiting"]
+        assert {one["run_id"]: one["holds"] for one in document["runs"]}[instance.run_id]
+    finally:
+        covenant("kill", instance.run_id, served=served)
+        using.join(PATIENCE)
+
+
 def test_what_is_frozen_takes_no_processor_and_what_another_thaws_is_not_used(served: Served) -> None:
     path, (instance,) = _warmed(served, "frozen")
     leaf = _leaf(instance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -11,6 +12,7 @@ from policy import errors
 
 if TYPE_CHECKING:
     from sandbox.attest.live_runs import RunAttestation
+    from sandbox.rundir.registry import Entry
 
 
 @click.command(epilog=common.examples("covenant attest 6f1f64c0", "covenant attest --all --json"))
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 def attest(run: str | None, every: bool, as_json: bool) -> int:
     """Read the kernel back for RUN (its id, or the beginning of it) and compare it with the manifest.
 
-    Exit status 3 when anything allows more than was granted, or cannot be read. Needs root.
+    Exit status 3 when anything allows more than was granted, or cannot be read. Needs root. With --all, standby
+    instances that wait for an intent are listed, and not compared.
     """
     import os
 
@@ -37,7 +40,11 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     if run is not None:
         run = manage.of_package(run)
     state = common.state()
-    ids = _chosen(live_runs.live(state / "runs"), run)
+    # An instance that gets its intent between the two readings is then a run.
+    waiting = live_runs.waiting(state / "runs")
+    live = live_runs.live(state / "runs")
+    waiting = [one for one in waiting if one.run_id not in live]
+    ids = _chosen(live, run, waiting)
     started = commands.started_policies() if ids else {}
     answers = list[live_runs.RunAttestation]()
     with spinner.shown("reading the log", quiet=as_json), progress.step("reading the kernel back") as further:
@@ -49,19 +56,25 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
         raise errors.NoRunError(f"run `{run}` has ended")
     holds = all(found.holds for found in answers)
     if as_json:
-        common.emit({"kind": "attest", "holds": holds, "runs": [found.to_json() for found in answers]})
+        idle = [{"run_id": one.run_id, "agent_id": one.agent_id} for one in waiting] if every else []
+        runs = [found.to_json() for found in answers]
+        common.emit({"kind": "attest", "holds": holds, "runs": runs, "waiting": idle})
     else:
         for found in answers:
             _print(found)
         if not answers:
             common.say("no agent is running")
+        for one in waiting if every else ():
+            common.say(f"{one.run_id} {common.visible(one.agent_id)}: standby instance, waits for its intent")
     return common.EXIT_DONE if holds else common.EXIT_NO
 
 
-def _chosen(live: list[str], run: str | None) -> list[str]:
+def _chosen(live: list[str], run: str | None, waiting: Sequence[Entry]) -> list[str]:
     if run is None:
         return live
     chosen = [one for one in live if one.startswith(run)]
+    if not chosen and any(one.run_id.startswith(run) for one in waiting):
+        raise errors.NoRunError(f"`{run}` is a standby instance, and no run yet", hint="give the package an intent")
     if len(chosen) != 1:
         how = "no live run has" if not chosen else f"{len(chosen)} live runs have"
         raise errors.NoRunError(f"{how} an id that begins with `{run}`", hint="covenant attest --all lists them")
