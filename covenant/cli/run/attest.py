@@ -40,10 +40,9 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
     if run is not None:
         run = manage.of_package(run)
     state = common.state()
-    # An instance that gets its intent between the two readings is then a run.
-    waiting = live_runs.waiting(state / "runs")
-    live = live_runs.live(state / "runs")
-    waiting = [one for one in waiting if one.run_id not in live]
+    # The order matters: an instance that gets its intent between the two readings is in both.
+    waiting, live = live_runs.waiting(state / "runs"), live_runs.live(state / "runs")
+    waiting = [entry for entry in waiting if entry.run_id not in live]
     ids = _chosen(live, run, waiting)
     started = commands.started_policies() if ids else {}
     answers = list[live_runs.RunAttestation]()
@@ -56,7 +55,7 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
         raise errors.NoRunError(f"run `{run}` has ended")
     holds = all(found.holds for found in answers)
     if as_json:
-        idle = [{"run_id": one.run_id, "agent_id": one.agent_id} for one in waiting] if every else []
+        idle = [{"run_id": entry.run_id, "agent_id": entry.agent_id} for entry in waiting if every]
         runs = [found.to_json() for found in answers]
         common.emit({"kind": "attest", "holds": holds, "runs": runs, "waiting": idle})
     else:
@@ -64,8 +63,8 @@ def attest(run: str | None, every: bool, as_json: bool) -> int:
             _print(found)
         if not answers:
             common.say("no agent is running")
-        for one in waiting if every else ():
-            common.say(f"{one.run_id} {common.visible(one.agent_id)}: standby instance, waits for its intent")
+        for entry in waiting if every else ():
+            common.say(f"{entry.run_id} {common.visible(entry.agent_id)}: standby instance, waits for its intent")
     return common.EXIT_DONE if holds else common.EXIT_NO
 
 
