@@ -28,6 +28,13 @@ LIMITS: Final[dict[str, str]] = {
 Model = tuple[str, str]
 EVERY: Final[Model] = (ANY, ANY)
 _AT: Final = " at "
+# The service gate's refusals of a name, by code. policy.why.services reads the name back.
+SENTENCES: Final[dict[str, str]] = {
+    "model_not_granted": "the model `{}` is not granted",
+    "host_not_granted": "pages of {} are not granted",
+    "agent_not_granted": "the agent `{}` is not granted",
+    "signal_not_granted": "the signal {} is not granted",
+}
 
 
 def covers(mine: Model, other: Model) -> bool:

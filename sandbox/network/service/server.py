@@ -23,7 +23,7 @@ from typing import Final, NoReturn
 import aiohttp
 from aiohttp import web
 
-from policy.grants.services import ServiceSet
+from policy.grants.services import SENTENCES, ServiceSet
 from sandbox.network.gate.main import GateInput
 from sandbox.network.service import shapes
 from sandbox.network.service.a2a.server import NAME as AGENTS_NAME
@@ -219,7 +219,7 @@ class ServiceServer:
     ) -> web.StreamResponse:
         candidates = self._candidates(call, only)
         if not candidates:
-            raise RefusedError(403, "model_not_granted", f"the model `{call.model}` is not granted")
+            raise RefusedError(403, "model_not_granted", SENTENCES["model_not_granted"].format(call.model))
         if self._most is not None and call.route.operation == "generate":
             shapes.bound_output(call, self._most)
         strip = shapes.with_usage(call)

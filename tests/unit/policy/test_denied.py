@@ -14,6 +14,7 @@ from policy import denials
 from policy.decompile import read
 from policy.denials import Denial
 from policy.grants.effective import Effective
+from policy.grants.services import SENTENCES
 from policy.why import ask, denied, files, kernel, limit
 from sandbox.network.dns import gate
 from sandbox.network.tls import gate as tls_gate
@@ -149,6 +150,28 @@ def test_service_that_is_not_granted_names_its_line(code: str, target: str, said
     before = sight(more='[services.models]\nallow = [{ provider = "local", models = ["small-*"] }]\n')
     found = denied.explain(Denial("model", target, code), before)
     assert (found.add, said in found.note) == ((), True), found.note
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("model_not_granted", "hf.co/big:1"),
+        ("host_not_granted", "wiki.example"),
+        ("agent_not_granted", "other"),
+        ("signal_not_granted", "traces"),
+    ],
+)
+def test_sentence_of_gate_names_its_line(code: str, name: str) -> None:
+    found = denied.explain(Denial("model", f"GET /p: {SENTENCES[code].format(name)}", code), sight())
+    assert found.note.endswith(f': "{name}"'), found.note
+    # A name within a cut sentence, or behind it, is none.
+    for target in (f"GET /p: {SENTENCES[code].format(name)[:-1]}", f"{SENTENCES[code].format(name)}: more"):
+        assert name not in denied.explain(Denial("model", target, code), sight()).note
+
+
+def test_every_sentence_of_gate_has_a_line() -> None:
+    for code, sentence in SENTENCES.items():
+        assert "add to" in denied.explain(Denial("model", sentence.format("abc"), code), sight()).note
 
 
 def test_call_and_program_are_asked_for_by_their_own_tables() -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final
 import aiohttp
 from aiohttp import web
 
+from policy.grants.services import SENTENCES
 from sandbox.network.service.a2a import messages
 from sandbox.network.service.a2a.messages import AgentCall
 from sandbox.network.service.book import Book
@@ -82,7 +83,7 @@ class AgentEndpoint:
         if found is None or request.method != ("GET" if found[2] else "POST"):
             raise RefusedError(404, "path_refused", f"agents are at POST /AGENT and GET /AGENT/{messages.WELL_KNOWN}")
         if found[1] not in self._granted:
-            raise RefusedError(403, "agent_not_granted", f"the agent `{found[1]}` is not granted")
+            raise RefusedError(403, "agent_not_granted", SENTENCES["agent_not_granted"].format(found[1]))
         return found[1], found[2] is not None
 
     async def _card(self, request: web.BaseRequest, agent: str) -> web.Response:

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import aiohttp
 from aiohttp import web
 
+from policy.grants.services import SENTENCES
 from sandbox.network.service.book import Book
 from sandbox.network.service.limits import MINUTE, ModelLimits
 from sandbox.network.service.shapes import RefusedError
@@ -130,7 +131,7 @@ class TelemetryEndpoint:
         if request.method != "POST":
             raise RefusedError(405, "path_refused", "OTLP is sent by POST")
         if found[1] not in self._signals:
-            raise RefusedError(403, "signal_not_granted", f"the signal {found[1]} is not granted")
+            raise RefusedError(403, "signal_not_granted", SENTENCES["signal_not_granted"].format(found[1]))
         packed = request.headers.getall("Content-Encoding", ["identity"])
         if packed not in (["identity"], ["gzip"]):
             raise RefusedError(415, "frame_refused", "a body is plain, or of gzip")

@@ -17,7 +17,7 @@ import aiohttp
 import yarl
 from aiohttp import web
 
-from policy.grants.services import WEB_LIMITS, WebSet
+from policy.grants.services import SENTENCES, WEB_LIMITS, WebSet
 from sandbox.network.gate.main import GateInput
 from sandbox.network.service.book import Book
 from sandbox.network.service.limits import CreditLimit, ModelLimits
@@ -127,7 +127,7 @@ class WebServer:
         url = pages.address(query["url"])
         client = self._pages
         if client is None or not self._may(str(url.host)):
-            raise RefusedError(403, "host_not_granted", f"pages of {url.host} are not granted")
+            raise RefusedError(403, "host_not_granted", SENTENCES["host_not_granted"].format(url.host))
         await self._fetches.begin(None)
         try:
             async with asyncio.timeout(pages.SECONDS):
