@@ -15,6 +15,32 @@ TIERS: Final = ("working", "episodic", "longterm")
 _ACTION: Final = re.compile(r"[a-z0-9_]+(\.[A-Za-z0-9_@:/+-]+)+\Z")
 _READ: Final = "memory.read"
 _READS: Final = {f"{_READ}.{tier}": tier for tier in TIERS}
+# The actions that requests of the daemon need; tests/unit/policy/capabilities/test_actions.py compares its handlers.
+NAMED: Final = (
+    _READ,
+    *_READS,
+    "memory.write",
+    "memory.purge",
+    *(f"memory.{what}.{mode}" for what in ("repair", "compact", "backfill") for mode in ("dry_run", "apply")),
+    "settlement.backfill.dry_run",
+    "settlement.backfill.apply",
+    "a2a.repair.requeue",
+    "a2a.repair.force_error",
+    "a2a.compact",
+    "audit.purge",
+    "capabilities.purge",
+    "chain.batches",
+    "chain.flush",
+    "chain.receipts",
+    "identity.sign",
+    "peers.list",
+    "peers.purge",
+    "peers.revoke",
+    "secret.access",
+)
+# Beginnings of actions that end in the name of a tool, a peer or a secret.
+OPEN: Final = ("tool.call.", "a2a.send.", "a2a.recv.", "a2a.respond.", "secret.access.")
+_CLOSED: Final = frozenset(action.partition(".")[0] for action in NAMED)
 
 
 def well_formed(action: str) -> bool:
@@ -44,3 +70,23 @@ def standing_for(action: str, tier: str | None = None) -> tuple[str, ...]:
 def within(action: str, parent: str) -> bool:
     """Whether ``action`` is ``parent``, or a part of it."""
     return action == parent or (parent == _READ and action in _READS)
+
+
+def known(action: str) -> bool:
+    """Whether a request of the daemon may need the action. Packages may require others of their callers."""
+    return action in NAMED or action.startswith(OPEN)
+
+
+def may_mean(action: str) -> tuple[str, ...]:
+    """Return the known actions that an unknown one may be a misspelling of, with its own name of a tool or peer."""
+    found = list(NAMED)
+    for begins in OPEN:
+        *labels, name = action.split(".", begins.count("."))
+        if len(labels) == begins.count("."):
+            found.append(begins + name)
+    return tuple(found)
+
+
+def closed(action: str) -> bool:
+    """Whether the action is in a namespace of which all actions are known, apart from those of packages."""
+    return namespace(action) in _CLOSED

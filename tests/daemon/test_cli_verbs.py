@@ -100,6 +100,22 @@ def test_capabilities() -> None:
     assert (exit_status(typo), typo.stderr.startswith(warning)) == (0, True)
     meant = call("capabilities", "grant", "memory.purge", "--scope", '{"version": 1, "tiers": ["working"]}')
     assert "warning" not in meant.stderr
+    # an action that nothing needs is granted, with a warning
+    for action, about in (
+        ("memroy.read", "; did you mean `memory.read`?"),
+        ("a2a.sned.ada@laptop", "; did you mean `a2a.send.ada@laptop`?"),
+        ("tool.cal.echo", "; did you mean `tool.call.echo`?"),
+        ("audit.read", ""),
+    ):
+        odd = call("capabilities", "grant", action)
+        warning = f"warning: no request and no package here needs `{action}`{about}\n"
+        assert (exit_status(odd), odd.stdout, odd.stderr.startswith(warning)) == (
+            0,
+            f"operator@local may {action}\n",
+            True,
+        )
+    for action in ("memory.read", "tool.call.ecko", "tool.web_search", "a2a.send.ada@laptop", "weather.read"):
+        assert "warning" not in call("capabilities", "grant", action).stderr, action
     assert answered("capabilities", "grant", "tool.call.echo", "--expires-at", "1", status=1)["kind"] == "error"
 
 

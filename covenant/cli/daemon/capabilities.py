@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import Any
@@ -95,6 +96,7 @@ def grant(
         response = daemon.ask(
             "grant_capability", action=action, scope=bounds, expires_at=expires_at, subject=subject, parent_b58=parent
         )
+        _say_unknown(daemon, action)
     _say_notes(action, bounds)
     if as_json:
         common.emit(client.envelope("capability_granted", response, scope=given, expires_at=expires_at))
@@ -103,6 +105,23 @@ def grant(
         common.say(common.visible(response["signature_b58"]), err=True)
         if (name := _BY_NAME.match(response["action"])) is not None and not bounds:
             common.say(common.visible(_OF_A_NAME.format(name=name[1])), err=True)
+
+
+def _say_unknown(daemon: Any, action: str) -> None:
+    """Warn on stderr of an action that nothing needs: version 1 grants any, so a misspelt one is granted."""
+    from policy.capabilities import actions
+    from policy.manifest import text
+
+    if actions.known(action):
+        return
+    required = set[str]()
+    with contextlib.suppress(errors.CovenantError):  # a warning is no reason to refuse
+        for one in daemon.ask("list_agents")["agents"]:
+            required |= {*one["required"], *one["optional"]}
+    near = text.nearest(action, (*actions.may_mean(action), *sorted(required)))
+    if action not in required and (near or actions.closed(action)):
+        meant = f"; did you mean `{near}`?" if near else ""
+        common.say(common.visible(f"warning: no request and no package here needs `{action}`{meant}"), err=True)
 
 
 def _say_notes(action: str, scope: Any) -> None:
