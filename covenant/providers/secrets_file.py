@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from policy import errors
+from policy.manifest import lines, text
 from sandbox.storage import atomic_file
 
 NAME: Final = "secrets.toml"
@@ -67,14 +68,35 @@ def document(raw: bytes, *, where: str) -> dict[str, Any]:
         raise errors.SettingError(f"{NAME} is no TOML", where=where) from None
 
 
+def refuse_unknown(sections: Mapping[str, Any], name: str, known: tuple[str, ...], raw: bytes, *, where: str) -> None:
+    """Refuse a key that the section does not have: a misspelt one would leave its default. It is named by its line.
+
+    Raises:
+        errors.SettingError: there is one.
+    """
+    section = sections.get(name)
+    unknown = [key for key in section if key not in known] if isinstance(section, dict) else []
+    if not unknown:
+        return
+    place = lines.scan(raw.decode()).keys.get((name, unknown[0]))
+    near = text.nearest(unknown[0], known)
+    raise errors.SettingError(
+        f"`[{name}]` has a key that is none of its keys",
+        hint=(f"did you mean `{near}`? " if near else "") + f"known here: {', '.join(known)}",
+        where=f"{where}:{place.line}" if place else where,
+    )
+
+
 def told(home: Path) -> SettlementSecrets:
     """Read the file of this home.
 
     Raises:
-        errors.SettingError: as ``read`` and ``document``, or a section has an invalid value.
+        errors.SettingError: as ``read``, ``document`` and ``refuse_unknown``, or a section has an invalid value.
     """
     where = str(home / NAME)
-    sections = document(read(home), where=where)
+    raw = read(home)
+    sections = document(raw, where=where)
+    refuse_unknown(sections, "settlement", ("chain",), raw, where=where)
     return SettlementSecrets(
         _secrets(sections.get("secrets", {}), where), _chain(sections.get("settlement", {}), where)
     )

@@ -55,7 +55,7 @@ class Embedder(Protocol):
 class EmbedSettings(pydantic.BaseModel):
     """The section ``[embed]``; other sections are ignored."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore", strict=True)
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", strict=True)
 
     provider: Literal["local", "mock", "ollama", "minilm"] = "local"
     model: str = DEFAULT_MODEL
@@ -75,9 +75,10 @@ def parse_settings(raw: bytes, *, where: str) -> EmbedSettings:
     """Parse the section ``[embed]``. No error ever contains a part of the file: it holds secrets.
 
     Raises:
-        errors.SettingError: no TOML, or a value that cannot be used.
+        errors.SettingError: no TOML, a key that the section does not have, or a value that cannot be used.
     """
     document = secrets_file.document(raw, where=where)
+    secrets_file.refuse_unknown(document, "embed", tuple(EmbedSettings.model_fields), raw, where=where)
     try:
         return EmbedSettings.model_validate(document.get("embed", {}))
     except pydantic.ValidationError as e:

@@ -46,6 +46,7 @@ def test_secrets_and_chain_are_read_and_not_shown(home: Path) -> None:
         ('settlement = "hunter2"', "settlement.chain"),
         ('[settlement]\nchain = "hunter2"', "settlement.chain"),
         ("[settlement]\nchain = true", "settlement.chain"),
+        ('[settlement]\nhunter2 = "litesvm"', "none of its keys"),
     ],
 )
 def test_what_cannot_be_used_is_refused_and_never_repeated(home: Path, text: str, said: str) -> None:
@@ -54,6 +55,16 @@ def test_what_cannot_be_used_is_refused_and_never_repeated(home: Path, text: str
         secrets_file.told(home)
     assert "hunter2" not in str(refused.value) + refused.value.hint
     assert refused.value.__cause__ is None
+
+
+def test_misspelt_key_of_settlement_is_refused(home: Path) -> None:
+    write(home, '[settlement]\nchian = "litesvm"\n')
+    with pytest.raises(errors.SettingError) as refused:
+        secrets_file.told(home)
+    assert refused.value.where == f"{home / 'secrets.toml'}:2"
+    assert refused.value.hint.startswith("did you mean `chain`?")
+    write(home, '[settlement]\nchain = "litesvm"\n')
+    assert secrets_file.told(home).chain == "litesvm"
 
 
 def test_file_that_others_can_read_is_refused(home: Path) -> None:

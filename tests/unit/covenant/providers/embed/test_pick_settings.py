@@ -26,8 +26,20 @@ def test_without_file_or_section_default_holds(home: Path) -> None:
 
 
 def test_section_is_read_and_others_are_left_alone(home: Path) -> None:
-    write(home, '[embed]\nprovider = "ollama"\nmodel = "m"\nendpoint = "http://h:1"\nother = 1\n[search]\nx = 1\n')
+    write(home, '[embed]\nprovider = "ollama"\nmodel = "m"\nendpoint = "http://h:1"\n[search]\nx = 1\n')
     assert pick.read_settings(home) == EmbedSettings(provider="ollama", model="m", endpoint="http://h:1")
+
+
+def test_misspelt_key_is_refused_with_the_nearest(home: Path) -> None:
+    misspelt = '[llm]\napi_key = "k"\n[embed]\nprovider = "ollama"\nmodle = "hunter2"\n'
+    write(home, misspelt)
+    with pytest.raises(errors.SettingError) as refused:
+        pick.read_settings(home)
+    assert refused.value.where == f"{home / 'secrets.toml'}:5"
+    assert refused.value.message == "`[embed]` has a key that is none of its keys"
+    assert refused.value.hint == "did you mean `model`? known here: provider, model, endpoint"
+    write(home, misspelt.replace("modle", "model"))
+    assert pick.read_settings(home) == EmbedSettings(provider="ollama", model="hunter2")
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
@@ -54,6 +66,8 @@ def test_symlink_is_refused(home: Path, tmp_path: Path) -> None:
         ('[embed]\nprovider = "hunter2"', "embed.provider"),
         ('[embed]\nmodel = ["hunter2"]', "embed.model"),
         ('embed = "hunter2"', "embed"),
+        ('[embed]\nhunter2 = "x"', "none of its keys"),
+        ('embed = { hunter2 = "x" }', "none of its keys"),
         ("[embed]\nx = \udc80", "no TOML"),
     ],
 )
