@@ -84,6 +84,18 @@ def refill_eta_ms(bucket: Bucket, amount: int, now_ms: int) -> int:
     return min(max(now_ms, bucket.last_refill_ms + -(-made_of // bucket.capacity)), U64_MAX)
 
 
+def wait_in_words(eta_ms: int, now_ms: int) -> str:
+    """Return the time until a refill, rounded up: ``in 30 min``; ``never`` for ``U64_MAX``."""
+    if eta_ms == U64_MAX:
+        return "never"
+    left, unit = -(-max(0, eta_ms - now_ms) // 1000), "s"
+    for size, larger, most in ((60, "min", 120), (60, "h", 120), (24, "days", 48)):
+        if left <= most:
+            break
+        left, unit = -(-left // size), larger
+    return f"in {left} {unit}"
+
+
 def set_capacity(bucket: Bucket | None, capacity: int, now_ms: int) -> Bucket:
     """The bucket under another capacity: full when it is new, untouched when nothing changes.
 

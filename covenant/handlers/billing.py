@@ -69,6 +69,13 @@ async def reserve(server: Server, caller: Caller, card: Card | None, intent_id: 
     return reserved
 
 
+def when_enough(server: Server, agent: AgentId, amount: int) -> str:
+    """Return when the agent's bucket, which exists, has ``amount`` credits: ``in 30 min``, or ``never``."""
+    now_ms = server.now_ms()
+    eta_ms = budget.refill_eta_ms(server.budget.buckets()[agent.pubkey], amount, now_ms)
+    return budget.wait_in_words(eta_ms, now_ms)
+
+
 def allowance(ledger: BudgetLedger, card: Card) -> int | None:
     """Return the credits that a run may spend at its service gate: what its agent has left, None without a budget.
 

@@ -6,6 +6,7 @@ An intent that waited, stores that disagree, a token prefix that two peers share
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def test_intent_that_waited_is_resumed_once(daemon: Daemon) -> None:
     (waiting,) = [one.intent_id for one in daemon.server.checkpoints.active()]
     still = answered("intents", "resume", waiting, status=1)["error"]
     assert (still["code"], still["daemon_code"]) == ("daemon_error", "budget_exhausted")
+    assert re.fullmatch(f"there are enough in [0-9]+ min: covenant intents resume {waiting}", still["hint"])
     daemon.portal.call(ledger.refund, bucket, "another")
     answer = answered("intents", "resume", "latest")
     assert (answer["kind"], answer["ok"], answer["mode"]) == ("intents_resume", True, "latest")

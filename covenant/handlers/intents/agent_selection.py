@@ -89,7 +89,7 @@ def foreseen(server: Server, caller: Caller, text: str, agent: str | None) -> er
     return errors.BudgetExhaustedError(
         f"budget exhausted: agent `{card.id}` has no credits, and so many intents of yours were refused that this"
         " one does not wait",
-        hint="try again later",
+        hint=f"there are enough {billing.when_enough(server, billing.budget_of(card.id), budget.DISPATCH_CREDITS)}",
     )
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 import anyio
 
+from covenant.handlers import billing
 from covenant.handlers.caller import Caller
 from covenant.handlers.intents import pipeline, recovery
 from covenant.handlers.intents.pipeline import KEY, KEY_WORD, SUBMITTER, IntentPipeline
@@ -65,9 +66,10 @@ async def resume_intent(server: Server, caller: Caller, asked: requests.ResumeIn
         raise errors.NoCheckpointError(f"no intent `{asked.intent_id}` of `{caller.agent.display}` waits to be resumed")
     tokens = server.budget.tokens(found.agent)
     if tokens is not None and tokens < found.requested_credits:
+        when = billing.when_enough(server, found.agent, found.requested_credits)
         raise errors.BudgetExhaustedError(
             f"budget exhausted: intent `{found.intent_id}` still waits for credits of `{found.agent.display}`",
-            hint="try again later",
+            hint=f"there are enough {when}: covenant intents resume {found.intent_id}",
         )
     state = found.resume_state
     one = IntentPipeline(

@@ -94,7 +94,7 @@ class InMemoryBudgetLedger:
         now = self._now()
         after = budget.debit(bucket, credits, now) if bucket is not None and credits else None
         if isinstance(after, budget.Exhausted):
-            raise _exhausted(agent, credits, after)
+            raise _exhausted(agent, credits, after, now)
         row = rows.Debit(
             agent=agent,
             credits=credits,
@@ -264,8 +264,10 @@ def _debit(row: rows.Debit) -> types.BudgetDebit:
     return types.BudgetDebit(agent=row.agent, credits=row.credits, paired_receipt=row.paired_receipt, at_ms=row.at_ms)
 
 
-def _exhausted(agent: types.AgentId, requested: int, found: budget.Exhausted) -> errors.BudgetExhaustedError:
-    when = "never" if found.refill_eta_ms == budget.U64_MAX else f"at {found.refill_eta_ms} ms"
+def _exhausted(
+    agent: types.AgentId, requested: int, found: budget.Exhausted, now_ms: int
+) -> errors.BudgetExhaustedError:
+    when = budget.wait_in_words(found.refill_eta_ms, now_ms)
     return errors.BudgetExhaustedError(
         f"budget exhausted: `{agent.display}` has {found.tokens_remaining} credits left, {requested} needed",
         hint=f"there are enough {when}; settlement.budget_credits_per_hour of its manifest says how fast",

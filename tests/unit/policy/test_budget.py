@@ -56,6 +56,24 @@ def test_when_there_is_enough(bucket: Bucket, amount: int, now_ms: int, eta_ms: 
     assert budget.refill_eta_ms(bucket, amount, now_ms) == eta_ms
 
 
+@pytest.mark.parametrize(
+    ("left_ms", "words"),
+    [
+        (-1, "in 0 s"),
+        (1, "in 1 s"),
+        (120_000, "in 120 s"),
+        (120_001, "in 3 min"),
+        (1_800_000, "in 30 min"),
+        (7_200_001, "in 3 h"),
+        (172_800_000, "in 48 h"),
+        (172_800_001, "in 3 days"),
+        (budget.U64_MAX - 10_000_000, "never"),
+    ],
+)
+def test_wait_is_told_in_words(left_ms: int, words: str) -> None:
+    assert budget.wait_in_words(10_000_000 + left_ms, 10_000_000) == words
+
+
 def test_what_is_taken_owed_and_given_back() -> None:
     bucket = Bucket(10, 5, 0)
     assert budget.debit(bucket, 5, 0) == Bucket(10, 0, 0)

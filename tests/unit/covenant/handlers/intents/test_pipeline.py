@@ -398,8 +398,9 @@ async def test_without_credits_intent_waits_for_whoever_submitted_it(tmp_path: P
     (row,) = await rows(server, "budget_exhausted")
     assert (row["intent_id"], row["requested"], row["tokens_remaining"]) == (waiting.intent_id, 1, 0)
     asked = requests.ResumeIntent(intent_id=waiting.intent_id)
-    with pytest.raises(errors.BudgetExhaustedError, match="still waits"):
+    with pytest.raises(errors.BudgetExhaustedError, match="still waits") as still:
         await submit.resume_intent(server, ALICE, asked)
+    assert still.value.hint == f"there are enough in 30 min: covenant intents resume {waiting.intent_id}"
     clock.at_ms += 3_600_000
     with pytest.raises(errors.NoCheckpointError):
         await submit.resume_intent(server, BOB, asked)

@@ -226,6 +226,18 @@ async def test_package_that_cannot_start_fills_no_log(tmp_path: Path, seconds: S
     assert (await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))).text == "a: x"
 
 
+async def test_flood_without_credits_says_when_there_are_enough(tmp_path: Path, seconds: Seconds) -> None:
+    runtime_kit.package(tmp_path, "a", budget=1)
+    server = await _made(tmp_path, seconds)
+    await server.budget.set_capacity(billing.budget_of("a"), 1)
+    await server.budget.try_debit(billing.budget_of("a"), 1, "another")
+    for _ in range(MOST):
+        assert await _refused(server) == "budget_exhausted"
+    with pytest.raises(errors.BudgetExhaustedError, match="this one does not wait") as refused:
+        await submit.submit_intent(server, ALICE, requests.SubmitIntent(text="x", agent="a"))
+    assert refused.value.hint == "there are enough in 60 min"
+
+
 async def test_changed_manifest_is_tried_also_in_flood(tmp_path: Path, seconds: Seconds) -> None:
     async def refuses(card: Card, asked: Intent) -> RunResult:
         raise errors.UnsignedError("no operator signed it")
