@@ -93,8 +93,8 @@ def _read(path: Path) -> tuple[str, int | None]:
     """Return the agent id of a package, empty if it cannot be read, and the serial of its statement."""
     agent_id = ""
     with contextlib.suppress(errors.CovenantError, strict_json.MalformedJsonError):
-        read = reader.read(path)
-        agent_id = parse.parse(read.manifest).agent.id
-        if read.envelope is not None:
-            return agent_id, statement.parse(envelope.decode(read.envelope).payload).serial
+        manifest, raw = reader.manifest_and_envelope(path)
+        agent_id = parse.parse(manifest).agent.id
+        if raw is not None:
+            return agent_id, statement.parse(envelope.decode(raw).payload).serial
     return agent_id, None

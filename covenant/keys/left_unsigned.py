@@ -64,11 +64,11 @@ class _Signed(Struct, frozen=True):
 
 
 def _signed(path: Path) -> _Signed | None:
-    read = reader.read(path)
-    if read.envelope is None:
+    manifest, raw = reader.manifest_and_envelope(path)
+    if raw is None:
         return None
-    envelope = envelopes.decode(read.envelope)
-    return _Signed(envelope, statements.parse(envelope.payload), parse.parse(read.manifest).agent.role)
+    envelope = envelopes.decode(raw)
+    return _Signed(envelope, statements.parse(envelope.payload), parse.parse(manifest).agent.role)
 
 
 def _counts(one: _Signed, document: roots.RootDocument, now_ms: int) -> bool:

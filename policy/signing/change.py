@@ -201,6 +201,21 @@ def never_counting(document: RootDocument) -> tuple[str, ...]:
     return tuple(k.name for k in document.keys if k.scope.agents and k.scope.roles and k.name not in counted)
 
 
+def takes_away(old: RootDocument, new: RootDocument) -> bool:
+    """Return whether a signature that counts under ``old`` may not count under ``new``.
+
+    A further key takes nothing away (``policy.signing.threshold``), nor does one that holds for longer.
+    """
+    by_public = {key.public: key for key in new.keys}
+    return new.revoked != old.revoked or not all(_holds_as(key, by_public.get(key.public)) for key in old.keys)
+
+
+def _holds_as(old: OperatorKey, new: OperatorKey | None) -> bool:
+    if new is None or new.scope != old.scope or new.threshold > old.threshold:
+        return False
+    return new.not_before <= old.not_before and old.expires_at <= new.expires_at
+
+
 def describe(old: RootDocument, new: RootDocument, when: Callable[[int], str]) -> tuple[str, ...]:
     """Return the changes of the new version, a line each, for its signers; ``when`` formats a time."""
     lines = []

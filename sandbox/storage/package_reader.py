@@ -59,6 +59,33 @@ def read(path: Path | int) -> packages.Package:
     return packages.Package(reader.files, reader.envelope, reader.links)
 
 
+def manifest_and_envelope(path: Path) -> tuple[bytes, bytes | None]:
+    """Return the manifest and the envelope of a package, None where it has none, and read no other file of it.
+
+    Raises:
+        errors.PackageError: as ``read``, about these two, or there is no manifest.
+    """
+    root = _opened(path)
+    try:
+        reader = _Reader()
+        for name in (packages.MANIFEST_NAME, packages.ENVELOPE_NAME):
+            try:
+                seen = os.stat(name, dir_fd=root, follow_symlinks=False)
+            except FileNotFoundError as e:
+                if name == packages.ENVELOPE_NAME:
+                    continue
+                raise _refused(name, e) from e
+            except OSError as e:
+                raise _refused(name, e) from e
+            if not stat.S_ISREG(seen.st_mode):
+                kind = _KINDS.get(stat.S_IFMT(seen.st_mode), "no plain file")
+                raise errors.PackageError(f"`{name}` is {kind}", hint="take it out of the package", where=name)
+            reader.take(name, name, root, seen)
+    finally:
+        os.close(root)
+    return reader.files[packages.MANIFEST_NAME], reader.envelope
+
+
 def files_of(path: Path) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return the files and links of a directory that is a part of a package and lies outside of one.
 

@@ -265,7 +265,7 @@ def import_(file: Path, first: str | None, keys: tuple[str, ...], **options: Any
         # A version that is signed elsewhere is installed by scripts on many hosts: it is held up by no former run. A
         # revocation is meant to leave packages unsigned.
         revokes = wanted.document.revoked != held.root.document.revoked
-        ran = () if revokes else trust_update_steps.known_runs(held)
+        ran = () if revokes else trust_update_steps.concerned_runs(held, wanted)
         asked, named = (ran, ()) if by.names or by.agents else ((), ran)
         trust_update_steps.ask_unsigned(held, wanted, places, asked, named=named, yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(

@@ -171,7 +171,8 @@ def step(
         if serials is not None:
             ask_unknown(held, *serials, places, yes=by.yes, as_json=as_json)
         # A revocation is meant to leave packages unsigned, and is not held up by all that ran.
-        ask_unsigned(held, wanted, places, () if ends else known_runs(held), yes=by.yes, as_json=as_json)
+        ran = () if ends else concerned_runs(held, wanted)
+        ask_unsigned(held, wanted, places, ran, yes=by.yes, as_json=as_json)
         outcome = trust_root.advance(
             held, home, wanted, doors, now_ms=now_ms, when=times.utc, spare=spares, discard=by.discard
         )
@@ -215,13 +216,17 @@ def ask_unsigned(
     """Name the packages that the version leaves unsigned, and ask whether to go on.
 
     These are packages below ``places``, and those of the runs ``ran``. Those of the runs ``named`` are only named.
+    No package is read where the version takes no signature away.
 
     Raises:
         errors.TrustError: there are some, and nothing can be asked with ``--json``.
         click.Abort: the answer is not yes.
     """
     from covenant.keys import known_agents, left_unsigned
+    from policy.signing import change
 
+    if not change.takes_away(held.root.document, wanted.document):
+        return
     packages = known_agents.packages(places, ran)
     others = [one for one in known_agents.packages(places, (*ran, *named)) if one not in packages]
     found, more = (
@@ -285,6 +290,13 @@ def known_runs(held: Held) -> tuple[KnownRun, ...]:
     from covenant.keys import known_agents
 
     return () if held.state is None else known_agents.runs(held.state.path)
+
+
+def concerned_runs(held: Held, wanted: Proposal) -> tuple[KnownRun, ...]:
+    """Return ``known_runs``; none where the version takes no signature away, so that no record of a run is read."""
+    from policy.signing import change
+
+    return known_runs(held) if change.takes_away(held.root.document, wanted.document) else ()
 
 
 @contextlib.contextmanager

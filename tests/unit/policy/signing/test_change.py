@@ -52,6 +52,28 @@ def test_each_change_is_one_version_on_and_says_what_it_does() -> None:
     assert change.describe(TWO, unchanged, str) == ("changes nothing but the version",)
 
 
+def test_only_some_changes_take_signatures_away() -> None:
+    three, strict = document(op(1), op(2), op(3)), document(op(1), op(2, threshold=2))
+    keeps = [
+        (TWO, change.add(TWO, op(3))),
+        (TWO, change.renew(TWO, expires_at=TWO.expires_at + DAY)),
+        (TWO, change.update(TWO, "op2", {"root": False})),
+        (strict, change.update(strict, "op2", {"threshold": 1})),
+    ]
+    takes = [
+        (TWO, change.remove(TWO, "op2")),
+        (TWO, change.rotate(TWO, "op2", kit.public(3).raw.hex(), now_ms=NOW, expires_at=TWO.expires_at)),
+        (TWO, change.update(TWO, "op2", {"threshold": 2})),
+        (TWO, change.update(TWO, "op2", {"scope": kit.scope(agents=("c*",))})),
+        (TWO, change.update(TWO, "op2", {"expires_at": NOW + DAY})),
+        (TWO, change.revoke_manifest(TWO, "0" * 64, now_ms=NOW, reason="r")),
+        (TWO, change.revoke_serials(TWO, "calendar", 1, now_ms=NOW, reason="r")),
+        (three, change.revoke_key(three, "op3", now_ms=NOW, reason="r")),
+    ]
+    assert [change.takes_away(old, made.document) for old, made in keeps] == [False] * len(keeps)
+    assert [change.takes_away(old, made.document) for old, made in takes] == [True] * len(takes)
+
+
 def test_root_has_keys_that_hold_until_it_ends() -> None:
     """Keys that are valid when a root expires sign its successor; without any, no root could follow it."""
     end, soon = TWO.expires_at, {"expires_at": TWO.expires_at - 1}

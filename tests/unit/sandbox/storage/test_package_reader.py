@@ -37,6 +37,23 @@ def test_files_come_back_as_they_lie(folder: Path) -> None:
     assert package_reader.read(folder).digest == read.digest
 
 
+def test_manifest_and_envelope_are_read_alone(folder: Path) -> None:
+    os.mkfifo(folder / "fifo")
+    assert package_reader.manifest_and_envelope(folder) == (b"manifest", None)
+    (folder / "agent.dsse.json").write_bytes(b"{}")
+    assert package_reader.manifest_and_envelope(folder) == (b"manifest", b"{}")
+    (folder / "agent.dsse.json").unlink()
+    (folder / "agent.dsse.json").symlink_to("main.py")
+    with pytest.raises(errors.PackageError, match="is a symlink"):
+        package_reader.manifest_and_envelope(folder)
+    (folder / "agent.toml").unlink()
+    with pytest.raises(errors.PackageError, match=r"agent\.toml"):
+        package_reader.manifest_and_envelope(folder)
+    os.mkfifo(folder / "agent.toml")
+    with pytest.raises(errors.PackageError, match="is a fifo"):
+        package_reader.manifest_and_envelope(folder)
+
+
 def test_descriptor_is_read_and_stays_open(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 
@@ -103,6 +104,33 @@ def test_import_names_package_of_archived_run(covenant_home: Path, tmp_path: Pat
     assert (looked.exit_code, looked.output.count(warning), "Go on" in looked.output) == (0, 1, False)
     assert call(*completing, stdin="y\n").exit_code == 0
     assert _version() == 4
+
+
+def test_packages_of_runs_are_read_only_as_far_as_needed(
+    covenant_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version that takes no signature away reads none; otherwise the manifest and the signature are read."""
+    for name in ("ann", "bob", "eve"):
+        done("keys", "new", name, "--no-passphrase")
+    done("trust", "init", "--key", "ann")
+    done("trust", "add", "bob", *BY_ANN)
+    place = _agent(tmp_path / "elsewhere", "of-bob", "bob")
+    os.mkfifo(place / "fifo")
+    _archived(covenant_home, "of-bob", place)
+    read = list[str]()
+    whole = run_archive.read
+
+    def counted(state: Path, run_id: str) -> run_archive.ArchivedRun | None:
+        read.append(run_id)
+        return whole(state, run_id)
+
+    monkeypatch.setattr(run_archive, "read", counted)
+    done("trust", "add", "eve", *BY_ANN)
+    done("trust", "renew", "--expires", "400d", *BY_ANN)
+    assert read == []
+    said = call("trust", "remove", "bob", *BY_ANN, stdin="n\n")
+    assert (said.exit_code, f"left unsigned: of-bob in {place}, signed by bob" in said.output) == (1, True)
+    assert len(read) == 1
 
 
 def test_revoke_of_unknown_agent_is_asked_about(covenant_home: Path) -> None:
