@@ -422,6 +422,7 @@ TABLE: tuple[tuple[str, bool, str, Callable[[Config, float], Finding]], ...] = (
         "that agents' packets arrive: what is granted works",
         _of_network(doctor_network.others),
     ),
+    ("authorities", False, "who is trusted by gates that speak TLS", _of_network(doctor_network.authorities)),
     ("nft", False, "network modes other than off", _tool("nft", "nftables")),
     ("libseccomp", False, "the deny list of trusted-local", _seccomp_library),
     ("trusted-local user", False, "trusted-local never runs as root", _user),

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from policy import errors
 from policy.grants.sets import hostnames
 from policy.host import RunscFacts
-from sandbox.config import Config, file_of, trusted_binary
+from sandbox.config import Config, check_authorities, file_of, trusted_binary
 from sandbox.host import facts as host_facts
 from sandbox.host import runsc_network
 from sandbox.kernel.net import nft, second_reader
@@ -116,6 +117,25 @@ def _by_proxy(config: Config) -> Look:
         return MISSING, f"the authorities of the proxy {place} cannot be read ({e})", f"mend [tls] ca in {file}"
     over = "over TLS by" if config.proxy.tls else "by"
     return OK, f"agents reach tls destinations {over} the proxy {place} alone, and no interface of this host", ""
+
+
+def authorities(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:
+    """Check each file of [tls] ca: gates that speak TLS read them when a run starts."""
+    file, faults, fixes = file_of(config.state), list[str](), list[str]()
+    for path in config.tls.ca:
+        try:
+            check_authorities("tls.ca", path)
+        except errors.ConfigError as e:
+            if os.geteuid() != 0:
+                return UNKNOWN, f"not read: {e.message}", _AS_ROOT
+            faults.append(e.message)
+            fixes.append(e.hint)
+    if faults:
+        found = f"{'; '.join(faults)}: runs whose gates speak TLS are refused"
+        return MISSING, found, f"{'; '.join(dict.fromkeys(fixes))}, or mend [tls] ca in {file}"
+    if not config.tls.ca:
+        return OK, "those of the system alone", ""
+    return OK, f"{', '.join(map(str, config.tls.ca))} beside those of the system", ""
 
 
 def readers(config: Config, facts: RunscFacts | None, deadline_seconds: float) -> Look:

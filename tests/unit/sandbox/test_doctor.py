@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from sandbox import doctor
+from sandbox import config, doctor
+from tests.kernel.tls_servers import Certificates
 
 
 def _report(**statuses: str) -> doctor.Report:
@@ -26,6 +29,29 @@ def test_table_names_each_check_once_and_what_it_enforces() -> None:
     assert {row[0] for row in doctor.TABLE if row[1]} == {
         "root", "machine", "kernel", "runsc", "runsc live", "cgroup limits",
     }  # fmt: skip
+
+
+def test_authorities_are_checked_without_a_proxy(tmp_path: Path) -> None:
+    """Each file that a gate could not read is named, with a fix that works."""
+    whole = Certificates(tmp_path, "one.example").path.read_bytes()
+    files = [tmp_path / name for name in ("one", "two", "three")]
+    found = config.Config(state=tmp_path, tls=config.TlsSettings(ca=tuple(files)))
+    (look,) = [row[3] for row in doctor.TABLE if row[0] == "authorities"]
+    files[1].write_text("no certificate")
+    files[2].write_bytes(whole)
+    files[2].chmod(0o666)
+    bad = look(found, 1.0)
+    assert bad.status == doctor.Status.MISSING
+    assert all(f"`{path}`" in bad.found for path in files)
+    assert "name a file of certificates in PEM" in bad.mend
+    assert f"chmod go-w {files[2]}" in bad.mend
+    assert f"[tls] ca in {config.file_of(tmp_path)}" in bad.mend
+    # The fix.
+    for path in files:
+        path.write_bytes(whole)
+    files[2].chmod(0o644)
+    assert look(found, 1.0).status == doctor.Status.OK
+    assert look(config.Config(state=tmp_path), 1.0).status == doctor.Status.OK
 
 
 @pytest.mark.parametrize(
