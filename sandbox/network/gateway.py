@@ -77,12 +77,13 @@ class Gateway:
         self._make(self)
 
     def stop(self) -> None:
-        """End every gate and report its last denials. Called once the agent is dead."""
+        """End every gate and report its last denials and destinations. Called once the agent is dead."""
         if self.services is not None:
             self.services.end()
         if self.inject is not None:
             self.inject.end()
         for gate in self.gates:
+            gate.process.tell_last()
             gate.process.end()
             gate.process.tell_rest()
         if self.listening is not None:

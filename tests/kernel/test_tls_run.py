@@ -27,6 +27,8 @@ GRANTS = internet.entries(
     (GRANTED, f"[{TLS}, {CLEAR}]", "tls"),
     (GRANTED6, f"[{TLS}]", "tls"),
 )
+# More connections, one after the other, than the gate reports one by one.
+MANY = 300
 
 PROBES = """
 import threading, time
@@ -216,3 +218,24 @@ def test_what_gate_lets_through_and_what_it_resets(tmp_path: Path, warm: Path, n
     assert reached[f"{NAME}:{TLS}/tls"]["bytes"] > 8 << 20
     assert reached[f"{NAME}:{CLEAR}/tls"]["connections"] == 105
     assert net.leftovers() == []
+
+
+def test_last_destination_of_many_connections_has_its_row(tmp_path: Path, warm: Path, net: Internet) -> None:
+    """The gate reports at a limited rate: what is left when the agent ends is asked for."""
+    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
+    files = {
+        "ca.pem": net.certificate,
+        "hellos.json": json.dumps({"granted": [one.hex() for one in hellos()["granted"]]}),
+    }
+    calls = f"[tls('{NAME}'), *{{say('granted', '{NAMED}') for _ in range({MANY})}}, tls('{ALONE}')]"
+    code = f"ANSWER = {len(kit.server_hello())}\n{PROBES}answer = {calls}\n"
+    answer = world.ask(
+        internet.PROBES + internet.TLS_PROBE + code, network="full", more=GRANTS, files=files, cpu_ms=60000
+    )
+    assert answer == [NAME, "answered", ALONE]
+    reached = {row["kind"]["target"]: row["kind"] for row in world.rows() if row["kind"]["type"] == "reached"}
+    assert {name: one["connections"] for name, one in reached.items()} == {
+        f"{NAME}:{TLS}/tls": 1, f"{NAME}:{CLEAR}/tls": MANY, f"{ALONE}:{TLS}/tls": 1,
+    }  # fmt: skip
+    each = len(kit.server_hello()) + len(hellos()["granted"][0])
+    assert reached[f"{NAME}:{CLEAR}/tls"]["bytes"] == MANY * each

@@ -10,6 +10,7 @@ import base64
 import importlib
 import json
 import os
+import select
 import socket
 import sys
 import time
@@ -22,11 +23,15 @@ from sandbox.kernel.proc import privdrop
 from sandbox.rate_limit import Tokens
 
 READY = b'{"ready":true}'
+# What the supervisor says once the agent is dead, to a gate that counts.
+END = b"end"
 # A report has a target of at most so many characters, each of up to twelve bytes of JSON.
 _TARGET_CHARACTERS = 512
 REPORT_BYTES = 8192
 # The burst of reports of one gate, and the rate after it.
 BURST, PER_SECOND = 100, 50
+# Of destinations that are left at the end, so many have a report each.
+_LAST = 512
 # More descriptors than any gate gets.
 _DESCRIPTORS = 16
 
@@ -72,9 +77,23 @@ class GateInput:
 
     def reached(self, target: str, connections: int, carried: int) -> bool:
         """Report a destination with the connections and bytes since the last report. Returns whether it was sent."""
-        if not self._counts.take(time.monotonic()):
-            return False
-        row = {"reached": target[:512], "connections": connections, "bytes": carried}
+        return self._counts.take(time.monotonic()) and self._sent(target, connections, carried)
+
+    def end(self, counts: Mapping[str, tuple[int, int]]) -> NoReturn:
+        """Report the destinations that are left, without a limit of the rate, and end."""
+        rest = list(counts.values())[_LAST:]
+        last = dict(list(counts.items())[:_LAST])
+        if rest:
+            last[""] = sum(one for one, _ in rest), sum(carried for _, carried in rest)
+        room = select.poll()
+        room.register(self.reports, select.POLLOUT)
+        for target, (connections, carried) in last.items():
+            while not self._sent(target, connections, carried):
+                room.poll()
+        os._exit(0)
+
+    def _sent(self, target: str, connections: int, carried: int) -> bool:
+        row = {"reached": target[:_TARGET_CHARACTERS], "connections": connections, "bytes": carried}
         try:
             os.write(self.reports, json.dumps(row, separators=(",", ":")).encode())
         except BlockingIOError:

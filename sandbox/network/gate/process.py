@@ -54,6 +54,8 @@ _FORWARDS = ((bpf.Masked(1, 1 << 63, 0), bpf.Masked(2, _INT, os.SEEK_CUR)),)
 _STDERR_BYTES = 4096
 # The time that a killed gate may take before its cgroup is thawed and killed.
 _DEATH_SECONDS = 0.25
+# The time that a gate may take to report what it still counts, before it is killed.
+_LAST_SECONDS = 1.0
 # The most reports read at once: the exchange with the agent continues in between.
 _AT_ONCE = 64
 # More than one report can count.
@@ -160,6 +162,24 @@ class GateProcess:
         """Report the last denials, after the exchange has stopped reading."""
         if self._rest is not None and pipes.readable(self._reports.fileno(), 0):
             self._rest()
+
+    def tell_last(self) -> None:
+        """Have a gate that counts destinations report what is left, and end. Called once the agent is dead.
+
+        Its reports have a limited rate, so an agent could else reach a host last of all without a row.
+        """
+        if self._reached is None or self._rest is None:
+            return
+        self.tell_rest()
+        if not self._is_ready:
+            return  # it has not read a byte yet
+        with contextlib.suppress(OSError):
+            self._reports.send(main.END)
+        until = time.monotonic() + _LAST_SECONDS
+        # Killed where it does not end in time: it is suspended, or no longer ours.
+        while pipes.readable(self._reports.fileno(), max(0.0, until - time.monotonic())):
+            if self._rest() is not None:
+                return
 
     def end(self) -> None:
         """Kill the gate with its run. A frozen gate dies only once its cgroup is thawed."""

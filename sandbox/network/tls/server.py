@@ -40,8 +40,9 @@ class TlsServer:
     """Serves ``listeners``, which do not block. ``denied`` is called with target and code of each refusal.
 
     ``reached`` is called with a destination and the connections and bytes since the last call; while it returns False
-    they are kept. ``inject`` is the line to the gate that reads requests, where there is one, ``by_proxy`` that to the
-    connector of the operator's proxy.
+    they are kept, until ``uncounted`` returns them. ``ends`` is readable once the supervisor asks for them. ``inject``
+    is the line to the gate that reads requests, where there is one, ``by_proxy`` that to the connector of the
+    operator's proxy.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class TlsServer:
         names: ToldNames | None = None,
         leases: LeasedNames | None = None,
         reached: Callable[[str, int, int], bool] = lambda target, connections, carried: True,
+        ends: int = -1,
         inject: socket.socket | None = None,
         by_proxy: socket.socket | None = None,
         most: int = CONNECTIONS,
@@ -75,16 +77,19 @@ class TlsServer:
         self._places: dict[Connection, tuple[str, int]] = {}
         self._counted: dict[Connection, int] = {}
         self._uncounted: dict[str, tuple[int, int]] = {}
+        self._ends, self._is_over = ends, False
         self._listens = False
         self._listen()
+        if ends >= 0:
+            self._epoll.register(ends, select.EPOLLIN)
         if self._names.fileno() >= 0:
             self._epoll.register(self._names.fileno(), select.EPOLLIN)
         if self._leases.fileno() >= 0:
             self._epoll.register(self._leases.fileno(), select.EPOLLIN)
 
     def serve(self) -> None:
-        """Serve for good."""
-        while True:
+        """Serve until the supervisor asks for what is left."""
+        while not self._is_over:
             self.turn(_LOOK_SECONDS if self._connections else None)
 
     def turn(self, wait_seconds: float | None) -> None:
@@ -96,6 +101,8 @@ class TlsServer:
                 self._names.take(now)
             elif fd == self._leases.fileno():
                 self._leases.read()
+            elif fd == self._ends:
+                self._is_over = True
             elif fd in self._listeners:
                 self._accept(self._listeners[fd], now)
             elif (connection := self._by_fd.get(fd)) is not None:
@@ -121,6 +128,10 @@ class TlsServer:
             self._wait_for(connection)
         self._pipes.close()
         self._epoll.close()
+
+    def uncounted(self) -> Mapping[str, tuple[int, int]]:
+        """The destinations that were not reported, with their connections and bytes."""
+        return self._uncounted
 
     def _accept(self, listener: socket.socket, now: float) -> None:
         for _ in range(_AT_ONCE):
@@ -293,11 +304,14 @@ def serve(gate: Any) -> None:
         names=names,
         leases=leases,
         reached=gate.reached,
+        ends=gate.reports,
         inject=inject,
         by_proxy=by_proxy,
     )
     gate.seal()
     server.serve()
+    server.close()
+    gate.end(server.uncounted())
 
 
 def _handed_over(line: socket.socket, name: str, port: int, made: socket.socket) -> socket.socket:
