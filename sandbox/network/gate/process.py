@@ -55,7 +55,7 @@ _STDERR_BYTES = 4096
 # The time that a killed gate may take before its cgroup is thawed and killed.
 _DEATH_SECONDS = 0.25
 # The time that a gate may take to report what it still counts, before it is killed.
-_LAST_SECONDS = 1.0
+_LAST_SECONDS = 5.0
 # The most reports read at once: the exchange with the agent continues in between.
 _AT_ONCE = 64
 # More than one report can count.
