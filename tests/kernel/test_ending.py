@@ -94,14 +94,18 @@ def test_it_needs_no_descriptor_to_know_that_all_are_gone(monkeypatch: pytest.Mo
         assert process.wait(60) == -9
 
 
-def test_many_at_once_leave_descriptors_for_files_of_their_cgroups() -> None:
+@pytest.mark.parametrize("held", [0, 2 * MANY])
+def test_many_at_once_leave_descriptors_for_files_of_their_cgroups(held: int) -> None:
     """Without one no leaf is thawed, so that none who was killed in it dies, and none of its lists is read."""
     many = JOIN + f"for _ in range({MANY}):\n    if not os.fork():\n        time.sleep(600)\nprint('in', flush=True)\n"
     with (
         cgroup.Leaf(cgroup.Hierarchies.read(), f"test-{uuid.uuid4()}") as place,
         inside(place, many + "time.sleep(600)\n") as process,
+        contextlib.ExitStack() as stack,
     ):
         started(process)
+        for _ in range(held):
+            stack.callback(os.close, os.dup(0))
         assert len(place.pids()) == MANY + 1
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
         ours = len(os.listdir("/proc/self/fd"))

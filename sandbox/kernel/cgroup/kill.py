@@ -103,7 +103,7 @@ class _Killed:
         self._dying: dict[int, int] = {}
         self._untold: set[int] = set()
         # The other descriptors are for the leaves' files, which the thaw needs, and for cutting the networks.
-        self._most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._most = _free_descriptors() // 2
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -143,6 +143,14 @@ class _Killed:
             os.close(self._dying.pop(pid))
         if self._untold:
             time.sleep(_FIRST_LOOK_SECONDS)
+
+
+def _free_descriptors() -> int:
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0  # not even one
+    return max(0, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - used)
 
 
 def _hasten(leaf: Leaf) -> None:
