@@ -190,8 +190,9 @@ class A2aEndpoints:
             if not view.ended:
                 with self._follow(asked, view.id) as one:
                     view = await following.end_of(one, WAIT_SECONDS)
-                if not await self._gate.still(asked.request, asked.caller):
-                    raise errors.HttpRefusedError(authentication.ENDED, status=401)
+            # Also of a task that had ended when it was first seen: the token may have been revoked since.
+            if not await self._gate.still(asked.request, asked.caller):
+                raise errors.HttpRefusedError(authentication.ENDED, status=401)
         return _reply(asked, shapes.sent(view, asked.dialect))
 
     async def _sent(self, asked: _Asked, call: calls.Send) -> shapes.TaskView:
