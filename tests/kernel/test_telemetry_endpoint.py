@@ -119,7 +119,8 @@ def test_exporter_without_a_network_reaches_the_collector(world: World, place: P
         ("traces", tries["traces"], 2 * tries["traces"]),
     ]
     shown = covenant(world, "models", "usage", "asker").stdout.decode()
-    assert f"asker  telemetry traces  {tries['traces']} requests, " in shown
+    tried = tries["traces"]
+    assert f"asker  telemetry traces  {tried} requests, {2 * tried} records, 0 rejected, " in shown
 
 
 def _judge_rows(rows: list[dict[str, Any]], run_id: str) -> Counter[str]:
