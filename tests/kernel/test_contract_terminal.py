@@ -84,8 +84,10 @@ def test_terminal_resize_reaches_agent(world: World, screen: Screen) -> None:
 
 def test_terminal_interrupt_is_key(world: World, screen: Screen) -> None:
     screen.acts(READY=screen.types(b"\x03"))
+    # Short sleeps: Python handles a signal that comes just before a sleep when the sleep is over.
     code = (
-        "import time\ntry: print('READY', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
+        "import time\ntry:\n    print('READY', flush=True)\n    for _ in range(600): time.sleep(0.1)\n"
+        "except KeyboardInterrupt: print('interrupted')"
     )
     done = _run(world, code, screen)
     assert done.error is None, (done.error, done.stderr, screen.shown)
