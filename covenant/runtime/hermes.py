@@ -8,6 +8,7 @@ answer is accepted. A run without a readable stream is stopped. The effects of a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 import uuid
@@ -121,7 +122,11 @@ class Hermes:
         if deadline is not None and deadline - self._now_ms() < limit_ms:
             limit_ms, clock = max(0, deadline - self._now_ms()), "timeout"
         began = time.monotonic()
-        run_id = await self._start(api, intent)
+        try:
+            run_id = await self._start(api, intent)
+        except anyio.get_cancelled_exc_class():
+            await self._stop_unanswered(api, intent)
+            raise
         run = _Run(card, intent.id, run_id, caller)
         self._live[intent.id] = run
         status: dict[str, Any] = {}
@@ -188,6 +193,11 @@ class Hermes:
             # The run may have begun although its answer was lost: the same key names the same run, and starts no second
             # one.
             return await api.start(intent.text, intent_id=intent.id)
+
+    async def _stop_unanswered(self, api: HermesApi, intent: Intent) -> None:
+        """Stop a run whose start was cancelled before its answer came: the same key asks again for its id."""
+        with anyio.move_on_after(_LAST_SECONDS, shield=True), contextlib.suppress(errors.HermesError):
+            await api.stop(await api.start(intent.text, intent_id=intent.id))
 
     async def _watched(self, api: HermesApi, run: _Run) -> dict[str, Any]:
         """Return the run's last status; empty if it is to be stopped."""

@@ -274,6 +274,26 @@ async def test_run_that_nobody_wants_any_more_is_stopped(tmp_path: Path, how: st
         assert bench.hermes.approvals() == ()
 
 
+async def test_cancelled_while_it_starts_is_stopped(tmp_path: Path) -> None:
+    async with _bench(tmp_path) as bench:
+        begun, answered = anyio.Event(), anyio.Event()
+
+        async def slow(request: web.Request) -> web.StreamResponse:
+            answer = await bench.double._start(request)
+            begun.set()
+            await answered.wait()
+            return answer
+
+        bench.double.instead["/runs"] = slow
+        async with anyio.create_task_group() as group:
+            group.start_soon(bench.run)
+            with anyio.fail_after(SECONDS):
+                await begun.wait()
+            group.cancel_scope.cancel()
+            answered.set()
+        assert bench.only.stopped == 1
+
+
 @pytest.mark.parametrize(
     ("status", "error", "message"),
     [("failed", "the model is gone", "failed: the model is gone"), ("cancelled", None, "cancelled: no reason given")],
