@@ -131,13 +131,13 @@ async def serving(server: Server, *, origins: Sequence[str] = (CONSOLE,), **boun
 async def client(gateway: HttpGateway, token: str | None = TOKEN) -> AsyncIterator[aiohttp.ClientSession]:
     """Yield an HTTP client of the gateway."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    timeout = aiohttp.ClientTimeout(total=20)
+    timeout = aiohttp.ClientTimeout(total=60)
     base = f"http://127.0.0.1:{gateway.port}"
     async with aiohttp.ClientSession(base, headers=headers, timeout=timeout) as session:
         yield session
 
 
-async def raw(gateway: HttpGateway, data: bytes, *, until_end: bool = True, seconds: float = 10.0) -> bytes:
+async def raw(gateway: HttpGateway, data: bytes, *, until_end: bool = True, seconds: float = 60.0) -> bytes:
     """Send these bytes and return the answer: all of it up to the end of the connection, or only the first bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     found = b""

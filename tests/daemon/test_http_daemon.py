@@ -37,7 +37,7 @@ async def asked(session: aiohttp.ClientSession, method: str, path: str, **body: 
 
 
 async def until(stream: AsyncIterator[http_kit.Event], wanted: Any) -> http_kit.Event:
-    with anyio.fail_after(20):
+    with anyio.fail_after(60):
         async for one in stream:
             if wanted(one):
                 return one

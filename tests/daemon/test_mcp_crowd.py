@@ -106,11 +106,27 @@ async def test_crowd_of_mcp_clients_leaves_nothing(covenant_home: Path) -> None:
         sizes = []
         for _ in range(WARM_ROUNDS + ROUNDS):
             await crowd(daemon, tokens)
+            await settled()
             gc.collect()
-            sizes.append((resident(), len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))))
+            sizes.append((resident(), *open_now()))
         first, last = sizes[WARM_ROUNDS - 1], sizes[-1]
         assert last[0] - first[0] < MOST_GROWTH, sizes
         assert last[1:] <= (first[1] + 2, first[2] + 2), sizes
+
+
+def open_now() -> tuple[int, int]:
+    """Return the numbers of tasks and of descriptors."""
+    return len(asyncio.all_tasks()), len(os.listdir("/proc/self/fd"))
+
+
+async def settled() -> None:
+    """Wait until both stay as they are: the daemon hears of the ends of connections in its own time."""
+    same, last = 0, (0, 0)
+    async with asyncio.timeout(SECONDS):
+        while same < 20:
+            await asyncio.sleep(0.05)
+            now = open_now()
+            same, last = (same + 1 if now == last else 0), now
 
 
 def resident() -> int:

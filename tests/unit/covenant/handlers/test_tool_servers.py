@@ -399,8 +399,13 @@ async def test_package_without_tools_is_refused(tmp_path: Path) -> None:
     registry = ToolRegistry()
     audit = Audit()
     kept = KeptServer(McpServer("none", tmp_path / "none"), SessionDouble(), registry, audit, {})  # type: ignore[arg-type]
-    with anyio.move_on_after(0.5):
-        await kept.run()
+    async with anyio.create_task_group() as group:
+        group.start_soon(kept.run)
+        with anyio.fail_after(60):
+            while not audit.rows:  # noqa: ASYNC110
+                await anyio.sleep(0.02)
+        await anyio.sleep(0.3)
+        group.cancel_scope.cancel()
     # One row, however often it is tried.
     assert audit.rows == [
         ("tool_server_changed", {"server": "none", "state": "refused", "tools": 0, "reason": errors.PackageError.code})

@@ -36,10 +36,14 @@ def call(name: str = "echo", **arguments: Any) -> requests.CallTool:
 class Broken:
     spec = ToolSpec(name="broken", description="breaks", input_schema={"type": "object"})
 
+    def __init__(self) -> None:
+        self.hangs = anyio.Event()
+
     async def call(self, arguments: Mapping[str, Any]) -> Answer:
         if "say" in arguments:
             return Answer(({"type": "text", "text": "no"},), is_error=True)
         if "hang" in arguments:
+            self.hangs.set()
             await anyio.sleep_forever()
         raise errors.ToolError("it broke")
 
@@ -140,10 +144,14 @@ async def test_many_at_once_do_not_use_more_than_there_is(world: World) -> None:
 
 
 async def test_caller_who_goes_away_leaves_row(world: World) -> None:
-    world.server.tools.add(Broken())
+    broken = Broken()
+    world.server.tools.add(broken)
     await world.grant(ADA, "tool.call.broken")
-    with anyio.move_on_after(0.1):
-        await world.ask(ADA, call("broken", hang=1))
+    async with anyio.create_task_group() as group:
+        group.start_soon(world.ask, ADA, call("broken", hang=1))
+        with anyio.fail_after(60):
+            await broken.hangs.wait()
+        group.cancel_scope.cancel()
     assert [row["outcome"] for row in await world.rows("tool_call_completed")] == ["failed"]
 
 

@@ -269,7 +269,7 @@ async def _until(found: Callable[[], bool]) -> None:
 
 async def test_place_that_cannot_be_watched_is_said(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     (home / "agents").write_text("a file")
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         await Agents(home).watch()
     assert "not watched" in caplog.text
 

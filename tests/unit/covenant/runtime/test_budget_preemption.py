@@ -184,7 +184,7 @@ async def test_end_is_written_down_either_way(tmp_path: Path, fails: bool) -> No
             bench.acts.end = end  # type: ignore[method-assign]
         await bench.start(group)
         group.start_soon(bench.projection.run)
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             for used in range(0, 40_000, 2_000):
                 bench.clock.at_ms += 500
                 bench.used = {"i": (used, 0)}

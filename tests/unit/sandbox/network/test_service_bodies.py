@@ -56,6 +56,9 @@ async def test_bodies_that_fill_the_room_make_the_next_one_wait(length: int | No
     running = [asyncio.create_task(asked(name, great)) for name in ("first", "second", "third", "gives up")]
     running += [asyncio.create_task(asked("small", _request(5, length=5)))]
     running += [asyncio.create_task(asked(name, _request(0))) for name in ("bodiless",)]
+    async with asyncio.timeout(60):
+        while len(entered) < 3:  # noqa: ASYNC110 - the tasks tell by this list alone
+            await asyncio.sleep(0.01)
     await asyncio.sleep(0.1)
     assert entered == ["first", "second", "bodiless"]
     running[3].cancel()

@@ -85,8 +85,8 @@ def test_agent_is_told_when_another_comes_and_its_clocks_count_from_then() -> No
 
 
 def test_task_has_its_own_clock_and_waiting_has_none() -> None:
-    later = Scripted([IntentDelivery(b"hi\n", structs.replace(TASK, task_seconds=0.3))])
-    done = _run(READ + "time.sleep(30)", later, start=structs.replace(START, start_seconds=0.2))
+    later = Scripted([IntentDelivery(b"hi\n", structs.replace(TASK, task_seconds=2.5))])
+    done = _run(READ + "time.sleep(30)", later, start=structs.replace(START, start_seconds=2.0))
     assert isinstance(done.error, errors.DeadlineError)
     assert done.error.details["clock"] == "timeout"
 
