@@ -16,7 +16,7 @@ from policy import errors
 NOW_MS = 1_790_000_000_000
 # The terminal that every view must fit.
 SIZE = (80, 24)
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 
 Answers = Mapping[str, Any]
 

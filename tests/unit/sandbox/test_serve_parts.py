@@ -134,7 +134,7 @@ def test_packages_of_one_user_take_turns_and_of_two_do_not(tmp_path: Path) -> No
 def test_what_is_read_in_callers_name_is_bounded_in_every_keeper(tmp_path: Path) -> None:
     def look() -> Any:
         caller = SimpleNamespace(uid=1000, rights=contextlib.nullcontext)
-        own = SimpleNamespace(path=tmp_path, config=SimpleNamespace(request_seconds=1))
+        own = SimpleNamespace(path=tmp_path, config=SimpleNamespace(request_seconds=3))
         session, said = SimpleNamespace(caller=caller), []
         silent, _ = os.pipe()
 

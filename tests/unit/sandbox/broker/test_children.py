@@ -141,10 +141,13 @@ def test_outcome_of_command_is_given_once_its_place_is_free() -> None:
         agent_id="top", effective=types.SimpleNamespace(spawning=spawning), lineage=lambda **given: None
     )
 
+    clears, clear = os.pipe()
+
     def start(asked: children.ChildRequest, say: children.Say) -> None:
         say({"admitted": {"on_parent_exit": "terminate"}})
         say({"ok": {"status": 0}})
-        time.sleep(1)
+        os.read(clears, 1)
+        time.sleep(0.5)
 
     nothing, told = cast("Any", None), list[Mapping[str, Any]]()
     with Broker() as broker, open(os.devnull, "r+b") as null:
@@ -163,8 +166,11 @@ def test_outcome_of_command_is_given_once_its_place_is_free() -> None:
         manager.run_command("tool", streams, timeout_ms=None, done=again)
         with pytest.raises(errors.SpawnBudgetViolation):
             manager.run_command("tool", streams, timeout_ms=None, done=again)
+        os.write(clear, b"12")
         until = time.monotonic() + 60
         while len(told) < 2 and time.monotonic() < until:
             broker.serve()
         manager.close()
+    os.close(clears)
+    os.close(clear)
     assert told == [{"ok": {"status": 0}}] * 2

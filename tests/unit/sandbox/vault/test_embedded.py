@@ -413,16 +413,23 @@ def forked(work: Callable[[], None]) -> Iterator[int]:
 def test_kill_in_change_leaves_old_or_new(state: pathlib.Path, vault: FileVault, key_file: pathlib.Path) -> None:
     vault.put("a", "n", value("0"), before=nothing)
 
-    def forever() -> None:
+    def forever(write: int) -> None:
         mine = at(state, key_file)
         for number in range(1, 10**6):
             mine.rotate("a", "n", value(str(number)), before=nothing)
+            os.write(write, b".")
 
     seen = {"0"}
     for attempt in range(20):
-        with forked(forever) as pid:
-            time.sleep(0.01 + 0.003 * attempt)
+        read_end, write_end = os.pipe()
+        with forked(lambda write=write_end: forever(write)) as pid:
+            # So many changes are done, however slow this machine is; the kill comes in a later one.
+            for _ in range(attempt % 4):
+                os.read(read_end, 1)
+            time.sleep(0.003 * attempt)
             os.kill(pid, signal.SIGKILL)
+        os.close(read_end)
+        os.close(write_end)
         fresh = at(state, key_file)
         text = read(fresh)
         assert text is not None

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("way")
 
 def _script(code: str, out: Path) -> list[str]:
     environment = {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", SPAWN + code, str(out)], env=environment, check=False, timeout=30)
+    subprocess.run([sys.executable, "-c", SPAWN + code, str(out)], env=environment, check=False, timeout=60)
     time.sleep(0.3)
     return out.read_text().splitlines()
 
