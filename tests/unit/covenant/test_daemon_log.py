@@ -69,7 +69,7 @@ def test_number_comes_without_further_line(kept: Kept, logger: logging.Logger) -
     bad(logger, 0)
     bad(logger, 1)
     bad(logger, 2)
-    assert kept.summed.wait(20)
+    assert kept.summed.wait(60)
     assert kept.lines == ["bad 0", "2 more of these in 0.2 s were not written"]
     bad(logger, 3)
     assert kept.lines[2:] == ["bad 3"]

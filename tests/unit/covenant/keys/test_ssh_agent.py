@@ -200,7 +200,7 @@ def _answering(folder: Path, *answers: bytes, hang: bool = False) -> Iterator[st
                     connection.recv(1 << 20)
                     connection.sendall(answer)
                 if hang:
-                    done.wait(20)
+                    done.wait(60)
                 else:
                     connection.recv(1 << 20)
 
@@ -211,7 +211,7 @@ def _answering(folder: Path, *answers: bytes, hang: bool = False) -> Iterator[st
     finally:
         done.set()
         server.close()
-        thread.join(20)
+        thread.join(60)
         os.unlink(path)
 
 

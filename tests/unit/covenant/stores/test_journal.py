@@ -349,7 +349,7 @@ async def test_cancel_of_loop_itself_leaves_one_writer_at_time(path: Path, monke
             inside[0] += 1
             most[0] = max(most[0], inside[0])
             entered.set()
-            go.wait(10)
+            go.wait(60)
             real(fd)
             inside[0] -= 1
 

@@ -65,7 +65,7 @@ class Gate:
         )
         self.broker, self.desk = broker, CommandDesk(terms, cast("ChildManager", self.children), broker)
         self.line = socket.socket(fileno=os.dup(self.desk.gate_end))
-        self.line.settimeout(5)
+        self.line.settimeout(60)
         self.desk.started()
         broker.begin()
 

@@ -24,7 +24,7 @@ class Gate:
         self.calls.line.started()
         self.agent = socket.socket(fileno=socket.dup(broker.guest))
         for end in (self.line, self.agent):
-            end.settimeout(10)
+            end.settimeout(60)
         broker.begin()
 
     def ask(self, ident: int = 1, **fields: Any) -> None:

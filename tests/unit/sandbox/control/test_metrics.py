@@ -186,7 +186,7 @@ def test_only_end_of_long_log_is_read_for_live_runs(tmp_path: Path, monkeypatch:
 
 def test_answer_too_late_for_who_asked_does_not_end_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a busy machine would end the metrics, and after a few failures the same watcher's journal too."""
-    monkeypatch.setattr(metrics_http, "SECONDS", 0.2)
+    monkeypatch.setattr(metrics_http, "SECONDS", 1.0)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "m"))
@@ -196,7 +196,7 @@ def test_answer_too_late_for_who_asked_does_not_end_process(tmp_path: Path, monk
     serving = threading.Thread(target=metrics_http.serve, args=(SimpleNamespace(fds=fds, seal=lambda: None),))
     serving.start()
     with ours:
-        ours.settimeout(10)
+        ours.settimeout(60)
         for _ in range(2):
             with socket.socket(socket.AF_UNIX) as scraper:
                 scraper.connect(str(tmp_path / "m"))
@@ -204,5 +204,5 @@ def test_answer_too_late_for_who_asked_does_not_end_process(tmp_path: Path, monk
                 assert ours.recv(16) == b"?"
                 assert scraper.recv(1) == b"", "nobody answered in time"
             ours.send(b"too late\n")
-    serving.join(10)
+    serving.join(60)
     assert not serving.is_alive(), "the watcher's end is its end"

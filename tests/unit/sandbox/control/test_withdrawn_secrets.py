@@ -85,7 +85,7 @@ def test_run_that_ends_confirms_by_its_end(runs: Path) -> None:
 
 
 def test_run_that_does_not_confirm_is_named(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(withdrawn_secrets, "CONFIRM_SECONDS", 1.0)
+    monkeypatch.setattr(withdrawn_secrets, "CONFIRM_SECONDS", 4.0)
     with contextlib.ExitStack() as stack:
         paths = {name: stack.enter_context(live(runs, name, ())) for name in ("busy", "old", "silent", "honest")}
         tables: dict[str, Any] = {"busy": checked(Holder(turns=1 << 30)), "old": {}, "honest": checked(Holder())}

@@ -33,7 +33,7 @@ class Keeper:
 
     def close(self) -> None:
         os.write(self._stop_write, b"x")
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self.server.close()
         os.close(self._stop_read)
@@ -72,7 +72,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 def _connected(directory: Path) -> socket.socket:
     one = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    one.settimeout(10)
+    one.settimeout(60)
     fd = os.open(directory, os.O_PATH)
     one.connect(f"/proc/self/fd/{fd}/control")
     os.close(fd)

@@ -29,7 +29,7 @@ def test_it_is_told_over_descriptor_and_raises_nothing(number: signal.Signals) -
         assert not select.select([fd], [], [], 0)[0]
         os.kill(os.getpid(), number)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert select.select([fd], [], [], 5)[0]
+        assert select.select([fd], [], [], 60)[0]
         assert isinstance(act(), errors.StoppedError)
     assert signals.pending
     with pytest.raises(OSError, match="Bad file"):

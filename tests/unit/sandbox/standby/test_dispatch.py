@@ -54,7 +54,7 @@ class Instance(threading.Thread):
         self.seen: list[dict[str, Any]] = []
         self._ready = threading.Event()
         self.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
 
     def run(self) -> None:
         with dispatch.listening(self._directory, PACKAGE) as listener:
@@ -85,7 +85,7 @@ def test_answer_comes_back_as_it_was_given(runs: Path) -> None:
     instance = Instance(runs, _answers)
     assert dispatch.ready(runs, PACKAGE) == 1
     assert dispatch.dispatch(runs, _request(), {}, settings="s") == ANSWER
-    instance.join(10)
+    instance.join(60)
     assert dispatch.ordered(instance.seen[0], PACKAGE) == _request()
     assert dispatch.ready(runs, PACKAGE) == 0
 
@@ -145,7 +145,7 @@ def test_who_is_sent_away_or_left_alone_starts_cold_and_who_is_not_does_not(runs
 def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
     def until_left(connection: socket.socket, message: dict[str, Any]) -> bool:
         _offers(connection)
-        connection.settimeout(10)
+        connection.settimeout(60)
         assert connection.recv(1) == b""
         dispatch.send(connection, {"answer": ANSWER.to_json()})
         return True
@@ -162,7 +162,7 @@ def test_whoever_may_end_it_does_and_hears_what_came_of_it(runs: Path) -> None:
 def test_one_not_wanted_is_told_why_and_one_gone_is_not_missed(runs: Path) -> None:
     instance = Instance(runs, lambda connection, message: True)
     dispatch.end(runs, "r", "too many")
-    instance.join(10)
+    instance.join(60)
     assert instance.seen == [{"op": "end", "reason": "too many"}]
     dispatch.end(runs, "r", "again")
     dispatch.end(runs, "nobody", "again")
@@ -172,7 +172,7 @@ def test_one_not_wanted_is_told_why_and_one_gone_is_not_missed(runs: Path) -> No
 def test_what_is_no_message_is_nobody(raw: bytes) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        ours.settimeout(5)
+        ours.settimeout(60)
         theirs.sendall(raw)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(PeerGoneError):

@@ -68,7 +68,7 @@ class Client:
     def __init__(self, directory: Path, *messages: Mapping[str, Any]) -> None:
         (name,) = [one.name for one in directory.iterdir() if one.name.startswith("standby-")]
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.connection.settimeout(10)
+        self.connection.settimeout(60)
         with unix_address.within(directory, name) as place:
             self.connection.connect(place)
         for message in messages:
@@ -269,7 +269,7 @@ def test_client_sent_elsewhere_leaves_nothing(warm: Warm) -> None:
         with pytest.raises(BlockingIOError):
             client.connection.recv(1)
         warm.one.close()
-        client.connection.settimeout(10)
+        client.connection.settimeout(60)
         assert client.connection.recv(1) == b""
 
 

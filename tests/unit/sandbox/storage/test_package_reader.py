@@ -231,7 +231,7 @@ def test_file_swapped_for_fifo_does_not_hang(folder: Path, before_open: Before) 
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert "changed while it was read" in str(result[0])
 

@@ -27,15 +27,15 @@ def relayed(folder: Path, says: Callable[[ssl.SSLSocket], None]) -> tuple[socket
     near, far = socket.socketpair()
 
     def serve() -> None:
-        far.settimeout(20)
+        far.settimeout(60)
         with certificates.server().wrap_socket(far, server_side=True) as tls:
             says(tls)
 
     thread = threading.Thread(target=serve)
     thread.start()
-    near.settimeout(20)
+    near.settimeout(60)
     made = ProxyRelay().plain(certificates.client().wrap_socket(near, server_hostname="localhost"))
-    made.settimeout(20)
+    made.settimeout(60)
     return made, thread
 
 
@@ -51,7 +51,7 @@ def test_connection_carries_both_ways_to_its_end(tmp_path: Path) -> None:
     with made:
         made.sendall(MUCH)
         assert received(made, len(MUCH)) == MUCH
-    thread.join(20)
+    thread.join(60)
     assert heard == [MUCH, b""]
 
 
@@ -59,7 +59,7 @@ def test_server_that_ends_is_an_end_of_file(tmp_path: Path) -> None:
     made, thread = relayed(tmp_path, lambda tls: tls.sendall(b"last words"))
     with made:
         assert received(made, 1000) == b"last words"
-    thread.join(20)
+    thread.join(60)
 
 
 def test_bytes_left_by_a_closed_side_arrive(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_bytes_left_by_a_closed_side_arrive(tmp_path: Path) -> None:
     goes_on = threading.Event()
 
     def says(tls: ssl.SSLSocket) -> None:
-        goes_on.wait(20)
+        goes_on.wait(60)
         heard.append(received(tls, len(MUCH) + 1))
 
     made, thread = relayed(tmp_path, says)
@@ -75,5 +75,5 @@ def test_bytes_left_by_a_closed_side_arrive(tmp_path: Path) -> None:
         made.setblocking(False)
         sent = made.send(MUCH)  # what fits into the buffers
     goes_on.set()
-    thread.join(20)
+    thread.join(60)
     assert heard == [MUCH[:sent]]

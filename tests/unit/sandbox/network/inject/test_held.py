@@ -59,7 +59,7 @@ class Run:
         )
         self.line = socket.socket(fileno=socket.dup(self.ledger.gate_end))
         self.ledger.started()
-        self.line.settimeout(5)
+        self.line.settimeout(60)
 
     def say(self, *rows: dict[str, Any]) -> bool:
         """Send rows. Returns whether the run goes on."""

@@ -35,7 +35,7 @@ class Gate:
         self.ledger = InjectLedger(RULES, ask, self.told.append, lambda *look: self.looks.append(look))
         self.line = socket.socket(fileno=socket.dup(self.ledger.gate_end))
         self.ledger.started()
-        self.line.settimeout(5)
+        self.line.settimeout(60)
 
     def say(self, **row: Any) -> bool:
         """Send a row. Returns whether the run goes on."""

@@ -93,7 +93,7 @@ class Gate:
         def pair() -> tuple[socket.socket, socket.socket]:
             near, far = socket.socketpair()
             near.setblocking(False)
-            far.settimeout(10)
+            far.settimeout(60)
             stack.callback(far.close)
             return near, far
 

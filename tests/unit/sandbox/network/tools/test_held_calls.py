@@ -39,7 +39,7 @@ class Held:
         ends = {name: os.dup(fd) for name, fd in self.ledger.gate_ends.items()}
         self.lines = {name: socket.socket(fileno=fd) for name, fd in ends.items()}
         for line in self.lines.values():
-            line.settimeout(10)
+            line.settimeout(60)
         self.ledger.started()
         self.guarded = kit.Guarded(MANIFEST)
         self.gate = ToolDesk(self.guarded.guard, self.guarded.tools, clock=self.guarded.clock)

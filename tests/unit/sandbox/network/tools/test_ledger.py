@@ -37,7 +37,7 @@ class Gate:
         self.log, self.control = (socket.socket(fileno=ends[name]) for name in ("log", "control"))
         self.ledger.started()
         for end in (self.log, self.control):
-            end.settimeout(10)
+            end.settimeout(60)
 
     def start(self, alias: str) -> StartedServer | None:
         if alias != "fs":

@@ -29,7 +29,7 @@ class Line:
         self.line = SpawnLine(self._spawn, self.waits.append)
         self.gate = socket.socket(fileno=socket.dup(self.line.gates_end.fileno()))
         self.line.gates_end.close()
-        self.gate.settimeout(10)
+        self.gate.settimeout(60)
 
     def _spawn(self, fields: Mapping[str, Any], done: Callable[[Mapping[str, Any]], None]) -> Callable[[], None]:
         self.asked.append((fields, done))
@@ -102,7 +102,7 @@ def test_outcome_that_gate_does_not_read_waits(line: Line) -> None:
     while line.waits[-1]:
         found += line.gate.recv(1 << 20)
         assert line.line.serve() is None
-    line.gate.settimeout(10)
+    line.gate.settimeout(60)
     while len(found) < wire.SPAWN.size + len(json.dumps(long, separators=(",", ":"))):
         found += line.gate.recv(1 << 20)
     assert json.loads(found[wire.SPAWN.size :]) == long
