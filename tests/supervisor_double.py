@@ -148,7 +148,7 @@ class SupervisorDouble:
 
     def _answer(self, connection: socket.socket, request: dict[str, Any], fds: list[int]) -> Document | None:
         if request["kind"] == "ps":
-            return {"kind": "runs", "runs": [{"run_id": r, "intent_id": i} for r, i in self._live.items()]}
+            return {"kind": "runs", "runs": [{"run_id": r, "intent_id": i} for r, i in dict(self._live).items()]}
         if request["kind"] == "operate":
             with self._turn:
                 self.requests.append(request)
