@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNPACKED = ROOT / "build/browser"
 PACKAGE = "chromium-headless-shell"
 NAMES = ("chromium-headless-shell", "chromium")
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 60.0
 # The browser opens pages of the daemon under test alone, and root has no sandbox of Chromium's own.
 OPTIONS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--no-proxy-server"),

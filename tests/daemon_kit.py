@@ -16,7 +16,7 @@ from covenant.settings import Settings
 from tests.doubles import async_client
 from tests.doubles.async_client import AsyncClient
 
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 
 
 @dataclass

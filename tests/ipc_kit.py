@@ -67,7 +67,7 @@ class Client:
 
     async def receive(self) -> Any:
         """The next document; None once there is no more."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             try:
                 (size,) = struct.unpack(">I", await self._buffered.receive_exactly(4))
                 return json.loads(await self._buffered.receive_exactly(size))

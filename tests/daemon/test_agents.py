@@ -26,7 +26,7 @@ from tests.hermes_double import KEY, Run
 
 pytestmark = pytest.mark.anyio
 
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 async def _listed(daemon: Daemon) -> dict[str, dict[str, Any]]:

@@ -33,7 +33,7 @@ from tests.intents_kit import ALICE, rows
 pytestmark = pytest.mark.anyio
 
 NOW_MS = 1_790_000_000_000
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 # Intents that wait ----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ async def test_name_no_utf8_stops_neither_daemon_nor_its_watch(
 ) -> None:
     async with daemon_kit.running(covenant_home) as daemon:
         agents = covenant_home / "agents"
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             # The watcher reads names as text, and raises what it cannot read. It may not have begun: so until it says.
             number = 0
             while "begins anew" not in caplog.text:
@@ -118,7 +118,7 @@ async def test_directory_of_agents_that_was_put_away_is_watched_again(
     monkeypatch.setattr(runtime_agents, "_IDLE_MS", 200)
     async with daemon_kit.running(covenant_home) as daemon:
         place = covenant_home / "agents"
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             listed: set[str] = set()
             runtime_kit.package(covenant_home, "first")
             while listed != {"first"}:

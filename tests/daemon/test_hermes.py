@@ -29,7 +29,7 @@ from tests.hermes_double import KEY, HermesDouble, Run, Script
 pytestmark = pytest.mark.anyio
 
 NOW_MS = 1_790_000_000_000
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 @dataclass

@@ -216,7 +216,7 @@ async def test_what_comes_changes_and_goes_is_seen_without_asking(home: Path) ->
 
     async def after(step: str) -> None:
         nonlocal changed
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             await changed.wait()
         changed = anyio.Event()
 
@@ -262,7 +262,7 @@ async def test_directory_made_before_its_watch_is_watched(home: Path, monkeypatc
 
 
 async def _until(found: Callable[[], bool]) -> None:
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         while not found():  # noqa: ASYNC110
             await anyio.sleep(0.05)
 

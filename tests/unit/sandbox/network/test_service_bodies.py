@@ -65,7 +65,7 @@ async def test_bodies_that_fill_the_room_make_the_next_one_wait(length: int | No
     leave.set()
     await asyncio.gather(*running, return_exceptions=True)
     assert entered == ["first", "second", "bodiless", "third", "small"]
-    async with asyncio.timeout(30), room.of(great), room.of(great):
+    async with asyncio.timeout(60), room.of(great), room.of(great):
         pass
 
 
@@ -73,5 +73,5 @@ async def test_body_beyond_the_greatest_takes_no_room() -> None:
     """It is refused, and not read."""
     room = server.BodyRoom()
     large = _request(5, length=server.BODY_BYTES + 1)
-    async with asyncio.timeout(30), room.of(_request(16 << 20)), room.of(_request(16 << 20)), room.of(large):
+    async with asyncio.timeout(60), room.of(_request(16 << 20)), room.of(_request(16 << 20)), room.of(large):
         pass

@@ -92,7 +92,7 @@ async def _at_work(home: Path, works: Works, *asked: tuple[str, Caller]) -> Asyn
     await server.agents.reload()
     for caller in {one.agent.pubkey: one for _, one in asked}.values():
         await intents_kit.granted(server, caller, WRITE, "tool.web_search")
-    with anyio.fail_after(30):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             said = Said(server, group, works)
             for text, caller in asked:

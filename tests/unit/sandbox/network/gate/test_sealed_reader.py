@@ -26,7 +26,7 @@ async def test_asker_leaves_and_next_request_is_read() -> None:
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
     with ours, theirs:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await _leave(sealed(ours), theirs)
 
 

@@ -94,7 +94,7 @@ class Gate:
         task = server.take(HOST, 4443, near, made)
         reader, writer = await asyncio.open_connection(sock=agent, ssl=self.trusts, server_hostname=HOST)
         writer.write(data)
-        said = await asyncio.wait_for(reader.read(), 20)
+        said = await asyncio.wait_for(reader.read(), 60)
         writer.close()
         await task
         accepts.cancel()
