@@ -10,6 +10,7 @@ import pathlib
 import re
 
 import pytest
+from textual.widgets import Input
 
 from covenant.tui.app import every_view
 from tests import tui_kit
@@ -46,6 +47,9 @@ async def picture(keys: str, words: str, *, silent: tuple[bool, bool] = (False, 
         if app.view.name == "audit":
             await tui_kit.says(pilot, "chain: holds")
         await tui_kit.says(pilot, words)
+        for field in app.screen.query(Input):
+            # A cursor that blinks is there or not, as half seconds pass.
+            field.cursor_blink = False
         await pilot.pause(0.1)
         return _FONTS.sub("", app.export_screenshot(title="covenant tui"))
 
