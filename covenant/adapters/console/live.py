@@ -30,7 +30,7 @@ class Live:
 
     def __init__(self, server: Server, runs: Ask, held: Ask) -> None:
         self._server = server
-        self._runs, self._held = _Shared(runs, _SECONDS / 2), _Shared(held, _HELD_SECONDS)
+        self._runs, self._held = _Shared(runs, _SECONDS), _Shared(held, _HELD_SECONDS)
 
     async def follow(self, events: Events, lives: Callable[[], bool], pace: Pace) -> web.StreamResponse:
         """Write changes until the client disconnects, its session ends, or the daemon stops."""
