@@ -234,6 +234,10 @@ def test_client_of_home_without_daemon_is_told_how_to_start_one(covenant_home: p
 async def test_home_is_laid_out_as_seed_says(covenant_home: pathlib.Path) -> None:
     async with daemon_kit.running(covenant_home) as one:
         assert await one.ask("ping") == {"kind": "pong"}
+        # The watcher of the packages makes their directory, once it has begun.
+        with anyio.fail_after(SECONDS):
+            while not (covenant_home / "agents").exists():  # noqa: ASYNC110
+                await anyio.sleep(0.02)
         there = {str(path.relative_to(covenant_home)) for path in covenant_home.rglob("*")}
         assert there >= {
             "identity/local.key",

@@ -124,7 +124,9 @@ def test_package_ends_where_clock_was_behind(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_agent_that_closes_stdin_is_heard_to_end() -> None:
-    done = _run("import os, time\nos.close(0)\ntime.sleep(0.3)\nprint('still')", intent=b"x" * 500_000 + b"\n")
+    # It has begun to read: what it prints is not before its intent.
+    code = "import os, time\nos.read(0, 1)\nos.close(0)\ntime.sleep(0.3)\nprint('still')"
+    done = _run(code, intent=b"x" * 500_000 + b"\n")
     assert done.error is None
     assert bytes(done.stdout) == b"still\n"
 
@@ -233,9 +235,14 @@ def test_bounded_tail_keeps_both_ends(sizes: list[int]) -> None:
 
 def test_child_that_hangs_after_kill_for_memory_is_ended_and_named() -> None:
     """The kernel may kill a process for which the others wait for ever; only the cgroup's counter shows it."""
-    begin = time.monotonic()
+    looks: list[float] = []
+
+    def out_of_memory() -> bool:
+        looks.append(time.monotonic())
+        return looks[-1] - looks[0] > 0.5
+
     with child("import time; time.sleep(300)") as channel:
-        handle = Handle(kill=channel.handle.kill, out_of_memory=lambda: time.monotonic() - begin > 0.5)
+        handle = Handle(kill=channel.handle.kill, out_of_memory=out_of_memory)
         hanging = structs.replace(channel, handle=handle)
         exchange = AgentLoop(hanging, StdioSession(), b"hi\n", Limits(250.0, 250.0, "clock", 5.0))
         exchange.run()
