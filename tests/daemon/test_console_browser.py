@@ -152,6 +152,7 @@ def test_intent_is_ended_and_answer_shown(console: Console) -> None:
     console.go(f"#/intents/{ASKED['intent_id']}")
     before = len(console.supervisor.of("operate"))
     page.click("end it")
+    page.until("document.querySelector('dialog[open]') !== null")
     page.key("Enter")
     page.sees("ended: 1 runs")
     [done] = console.supervisor.of("operate")[before:]
@@ -170,6 +171,7 @@ def test_intent_is_ended_and_answer_shown(console: Console) -> None:
         console.go(f"#/intents/{INTENT}")
         page.sees("budget_exhausted")
         page.click("start it again")
+        page.until("document.querySelector('dialog[open]') !== null")
         page.key("Enter")
         page.until("[...document.querySelectorAll('[role=status]')].some((one) => one.textContent.startsWith('ok: '))")
     finally:
@@ -183,6 +185,7 @@ def test_task_is_taken_back(console: Console) -> None:
     console.go(f"#/mailbox/{TASK}")
     page.sees("queued")
     page.click("take it back")
+    page.until("document.querySelector('dialog[open]') !== null")
     page.key("Enter")
     page.sees("Result: error")
     assert [one["task"]["id"] for one in console.ask("a2_a_queue")["tasks"]] == []
@@ -248,9 +251,11 @@ def test_workspace_is_applied_as_shown(console: Console) -> None:
     page.picture(PICTURES / "changes-desk.png")
     assert page.evaluate("window.hit === undefined")
     page.click("apply")
+    page.until("document.querySelector('dialog[open]') !== null")
     page.key("Enter")
     page.sees("applied 1 changes; 1 are left")
     page.click("throw away")
+    page.until("document.querySelector('dialog[open]') !== null")
     page.key("Enter")
     page.sees("the directory is as it was")
     acts = [one for one in console.supervisor.of("workspace") if one["verb"] in ("apply", "discard")]
