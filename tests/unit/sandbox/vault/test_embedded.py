@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -422,7 +423,7 @@ def test_kill_in_change_leaves_old_or_new(state: pathlib.Path, vault: FileVault,
     seen = {"0"}
     for attempt in range(20):
         read_end, write_end = os.pipe()
-        with forked(lambda write=write_end: forever(write)) as pid:
+        with forked(functools.partial(forever, write_end)) as pid:
             # So many changes are done, however slow this machine is; the kill comes in a later one.
             for _ in range(attempt % 4):
                 os.read(read_end, 1)
