@@ -21,7 +21,7 @@ from sandbox.shim.agent_loop import AgentLoop
 from sandbox.shim.stdio import StdioSession
 from tests.unit.sandbox.shim.test_stdio import READ, child
 
-START, TASK = Limits(10.0, 0.0, "none"), Limits(10.0, 10.0, "timeout", 0.5)
+START, TASK = Limits(60.0, 0.0, "none"), Limits(60.0, 60.0, "timeout", 0.5)
 NEVER: Sequence[PeriodicCheck] = ()
 OPEN: list[int] = []
 
