@@ -33,6 +33,8 @@ def test_only_a_regular_file_is_opened_for_its_first_line(tmp_path: Path) -> Non
         found = root.interpreters(names, Ceiling(reads=(str(tmp_path), "/dev/zero")))
     assert found == {str(script): "/usr/bin/python3"}
     assert not opened.wait(0.2)
-    os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
-    writer.join(30)
+    # Open until the writer has come, however late it begins.
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    writer.join(60)
+    os.close(reader)
     assert opened.is_set()
