@@ -32,6 +32,8 @@ from policy.manifest import parse
 from policy.package import Package
 from policy.prove import local
 from sandbox.host import facts
+from sandbox.kernel import libc
+from sandbox.kernel.net import netns
 from sandbox.kernel.seccomp import load
 from sandbox.run_io import Limits, RunOutcome
 from sandbox.runner import trusted_local
@@ -41,6 +43,7 @@ from tests.kernel.world import HEAD, TAIL, World
 ROOT = Path(__file__).resolve().parents[2]
 # No account of any machine, and outside the range of the sandboxed runs.
 AGENT = trusted_local.Identity("nobody-in-particular", 3_141_592, 3_141_592)
+MS_SHARED = 1 << 20  # mount(2)
 INTENT = b'{"id":"1","text":"what?","issuer":{},"issued_at":1,"priority":"normal","parent":null}\n'
 
 PRELUDE = """
@@ -142,7 +145,18 @@ def alive(token: str) -> list[int]:
     return found
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10) -> bool:
+# A line of an agent's shell that waits for the test, which writes into the agent's scratch (go).
+UNTIL_GO = "until [ -e /tmp/go ]; do sleep 0.05; done"
+
+
+def go(token: str) -> None:
+    """Let the agent go on that waits with the token on its command line, if there is one."""
+    for pid in alive(token):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{pid}/root/tmp/go").touch()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
     until = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > until:
@@ -289,7 +303,7 @@ def test_another_runs_files_and_processes_are_out_of_reach(state: Path) -> None:
     first: list[RunOutcome] = []
     code = f"""
         open("/tmp/secret", "w").write("mine")
-        os.execv("/bin/sh", ["/bin/sh", "-c", ": {token}; sleep 4; cat /tmp/secret >&2; echo '{{}}'"])
+        os.execv("/bin/sh", ["/bin/sh", "-c", ": {token}; {UNTIL_GO}; cat /tmp/secret >&2; echo '{{}}'"])
     """
     thread = threading.Thread(target=lambda: first.append(run(state, code)))
     thread.start()
@@ -319,6 +333,7 @@ def test_another_runs_files_and_processes_are_out_of_reach(state: Path) -> None:
         )
         assert seen == [["ENOENT", None], ["ENOENT", None], ["ESRCH", None], [], []]
     finally:
+        go(token)
         thread.join()
     assert b"mine" in first[0].stderr
 
@@ -628,10 +643,14 @@ DAEMON = """
 def test_daemon_of_agent_dies_with_it(state: Path) -> None:
     token = f"token-{uuid.uuid4()}"
     out: list[RunOutcome] = []
-    code = textwrap.dedent(DAEMON.format(token=token)) + "time.sleep(1.5)\nanswer(1)\n"
+    code = (
+        textwrap.dedent(DAEMON.format(token=token))
+        + "while not os.path.exists('/tmp/go'): time.sleep(0.05)\nanswer(1)\n"
+    )
     thread = threading.Thread(target=lambda: out.append(run(state, code)))
     thread.start()
     assert eventually(lambda: bool(alive(token)))  # control: it did live
+    go(token)
     thread.join()
     assert value(out[0]) == 1
     assert alive(token) == []
@@ -657,7 +676,7 @@ def test_agent_that_minds_sigterm_may_clean_up(state: Path) -> None:
         signal.signal(signal.SIGTERM, end)
         while True: time.sleep(1)
     """
-    finished = run(state, code, seconds=0.5, grace=5)
+    finished = run(state, code, seconds=5, grace=5)  # as above
     assert isinstance(finished.error, errors.DeadlineError)
     assert b"cleaned up" in finished.stderr
     assert (finished.exit_status, finished.error.details) == (3, {"clock": "timeout"})
@@ -694,7 +713,7 @@ def test_killed_supervisor_leaves_no_agent(state: Path) -> None:
     script = SUPERVISOR.format(root=str(ROOT), here=str(Path(__file__).parent), state=str(state), code=code)
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True) as child:
         try:
-            assert eventually(lambda: len(set(alive(token)) - {child.pid}) >= 2, 20)
+            assert eventually(lambda: len(set(alive(token)) - {child.pid}) >= 2)
         finally:
             child.kill()
     assert eventually(lambda: alive(token) == [])
@@ -726,14 +745,20 @@ def _children() -> set[str]:
 
 
 def test_machine_is_as_it_was(state: Path) -> None:
-    before = Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))
+    def work() -> None:
+        # Other tests mount in the machine's namespace meanwhile. Here a mount of a run that was not private would stay.
+        libc.private_mounts()
+        libc.mount("none", "/", flags=libc.MS_REC | MS_SHARED)
+        before = Path("/proc/thread-self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))
+        value(run(state, "answer(1)"))
+        run(state, "time.sleep(60)", seconds=0.2, grace=0.1)
+        with pytest.raises(errors.KernelError):
+            run(state, "answer(1)", plan=lambda raw: structs.replace(plan_of(raw), program="/nonexistent"))
+        assert (Path("/proc/thread-self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))) == before
+
     # Another test of this process may have left one that is still to be waited for.
     children = _children()
-    value(run(state, "answer(1)"))
-    run(state, "time.sleep(60)", seconds=0.2, grace=0.1)
-    with pytest.raises(errors.KernelError):
-        run(state, "answer(1)", plan=lambda raw: structs.replace(plan_of(raw), program="/nonexistent"))
-    assert (Path("/proc/self/mountinfo").read_text(), sorted(os.listdir("/proc/self/fd"))) == before
+    netns.aside(work)()
     assert _children() <= children
 
 
