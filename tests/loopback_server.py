@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
+import random
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 _Server = TypeVar("_Server", bound=http.server.HTTPServer)
@@ -51,3 +54,19 @@ def serving(made: _Server) -> Iterator[_Server]:
         finally:
             made.shutdown()
             thread.join()
+
+
+def free_port() -> int:
+    """Return a free port of loopback that the kernel gives only to a process that asks for its number (ip(7)).
+
+    An ephemeral port was once taken by another connection before the server had it, or while a server was restarted.
+    """
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    beyond = [port for port in range(10_000, 65_536) if not low <= port <= high]
+    assert len(beyond) > 1_000
+    for port in random.SystemRandom().sample(beyond, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port of a hundred is free")

@@ -165,10 +165,3 @@ def serving(*names: str, listener: socket.socket | None = None) -> Iterator[tupl
             made.socket = context.wrap_socket(made.socket, server_side=True, do_handshake_on_connect=False)
         with loopback_server.serving(made):
             yield made, certificates.path
-
-
-def unused_port() -> int:
-    """A port of the loopback on which nothing listens."""
-    with socket.socket() as made:
-        made.bind(("127.0.0.1", 0))
-        return int(made.getsockname()[1])

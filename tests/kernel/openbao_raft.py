@@ -16,7 +16,8 @@ import requests
 from hvac.exceptions import VaultError
 
 from sandbox.config import VaultSettings
-from tests.kernel.openbao_server import Server, free_port, private, started
+from tests import loopback_server
+from tests.kernel.openbao_server import Server, private, started
 from tests.kernel.tls_servers import Certificates
 from tests.kernel.world import SLOWNESS
 
@@ -70,9 +71,9 @@ class RaftServer(Server):
 @contextlib.contextmanager
 def running(base: Path) -> Iterator[RaftServer]:
     """Start one below ``base``, with an empty KV version 2 store at ``secret``; it ends with the context."""
-    certificates, port = Certificates(base, "localhost"), free_port()
+    certificates, port = Certificates(base, "localhost"), loopback_server.free_port()
     (base / "raft").mkdir()
-    config = _CONFIG.format(base=base, port=port, cluster=free_port(), pem=certificates.path)
+    config = _CONFIG.format(base=base, port=port, cluster=loopback_server.free_port(), pem=certificates.path)
     (base / "server.hcl").write_text(config)
     token = private(base / "root.token", "none yet")
     settings = VaultSettings(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -19,6 +17,7 @@ from typing import Any
 
 from sandbox.config import VaultSettings
 from sandbox.kernel import libc
+from tests import loopback_server
 
 _ROOT_TOKEN = "root-of-the-test"
 _SECONDS = 60.0
@@ -80,7 +79,7 @@ def private(path: Path, text: str) -> Path:
 @contextlib.contextmanager
 def running(base: Path) -> Iterator[Server]:
     """Start one below ``base``; it ends with the context, and with this process."""
-    port = free_port()
+    port = loopback_server.free_port()
     command = [
         *("-dev", "-dev-tls", f"-dev-tls-cert-dir={base}", "-dev-no-store-token"),
         *(f"-dev-root-token-id={_ROOT_TOKEN}", f"-dev-listen-address=127.0.0.1:{port}"),
@@ -97,22 +96,6 @@ def running(base: Path) -> Iterator[Server]:
         process.send_signal(signal.SIGCONT)
         process.kill()
         process.wait()
-
-
-def free_port() -> int:
-    """Return a free port of loopback that the kernel gives only to a process that asks for its number (ip(7)).
-
-    An ephemeral port was once taken by another connection before the server had it, or while a server was restarted.
-    """
-    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
-    beyond = [port for port in range(10_000, 65_536) if not low <= port <= high]
-    assert len(beyond) > 1_000
-    for port in random.sample(beyond, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("no port of a hundred is free")
 
 
 def started(base: Path, *arguments: str) -> subprocess.Popen[bytes]:

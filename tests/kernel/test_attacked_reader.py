@@ -21,6 +21,7 @@ from sandbox.kernel.seccomp import reader as seccomp_reader
 from sandbox.network.gate import uids
 from sandbox.serve import filter_reader, server
 from sandbox.shim import process
+from tests import loopback_server
 from tests.kernel import live_runs, serving
 from tests.kernel.serving import Served
 from tests.kernel.test_filter_reader import DIGESTS, filtered, reads, sleeping  # noqa: F401 - two are fixtures
@@ -223,9 +224,7 @@ def _readers(world: World) -> list[int]:
 def test_nothing_executed_has_way_to_it(world: World) -> None:
     """A holder of the socket can stop any process of the machine for a moment, and end the supervisor (shutdown(2))."""
     package = world.sign(world.package({"main.py": LONG}, id="long", cpu_ms=60_000 * SLOWNESS))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = loopback_server.free_port()
     with Served(world, metrics=f"127.0.0.1:{port}") as served:
         live_runs.until(lambda: served.waiting() and _of_user(served.pid, uids.METRICS))
         (end,) = (one for one in opened(serving.reader_of(served.pid)) if one.startswith("socket:"))

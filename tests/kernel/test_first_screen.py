@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import loopback_server
 from tests.kernel.test_page_exec import Typist
 from tests.kernel.world import ROOT
 
@@ -46,9 +46,7 @@ def project() -> Iterator[Path]:
 @pytest.fixture
 def port() -> Iterator[int]:
     """A free port, whose model ends with the test."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        found: int = free.getsockname()[1]
+    found = loopback_server.free_port()
     yield found
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -20,6 +20,7 @@ import pytest
 
 from policy import errors
 from sandbox.run_result import RunResult
+from tests import loopback_server
 from tests.kernel import live_runs
 from tests.kernel.conftest import leftovers
 from tests.kernel.session_kit import Home
@@ -111,8 +112,7 @@ def _covenant(world: World, *words: str) -> subprocess.CompletedProcess[str]:
 
 def test_granted_port_is_reached_alone(world: World, echoes: tuple[Echo, Echo]) -> None:
     granted, other = echoes
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        silent: int = one.getsockname()[1]
+    silent = loopback_server.free_port()
     more = [3001, 3002, 3003, 3004, 3005, 3006]  # as many as a manifest may grant
     package = world.sign(
         world.package({"main.py": ASKS}, cpu_ms=300_000, network="off", more=entry(granted.port, silent, *more))

@@ -20,7 +20,7 @@ import anyio.to_thread
 import pytest
 from aiohttp import web
 
-from tests import daemon_kit, tools_kit
+from tests import daemon_kit, loopback_server, tools_kit
 from tests.kernel import mcp_kit, tls_servers
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until
@@ -154,19 +154,13 @@ def bare(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     made = tmp_path_factory.mktemp("bare")
     (made / "site").symlink_to(site)
     (made / SERVER.name).write_bytes(SERVER.read_bytes())
-    port = free_port()
+    port = loopback_server.free_port()
     with subprocess.Popen([sys.executable, str(made / SERVER.name), str(port)]) as process:
         try:
             until(lambda: listens(port))
             yield f"http://localhost:{port}/mcp"
         finally:
             process.terminate()
-
-
-def free_port() -> int:
-    with socket.create_server(("localhost", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
 
 
 def listens(port: int) -> bool:
@@ -199,7 +193,7 @@ def test_server_behind_endpoint_gives_what_it_gives_bare(
 
 async def served(covenant_home: Path, suite: Path, revision: str) -> dict[str, tuple[int, int]]:
     """Run the suite against a daemon, by way of a server that adds the operator's token to each request."""
-    port = free_port()
+    port = loopback_server.free_port()
     origins = (f"http://localhost:{port}",)
     async with (
         daemon_kit.running(covenant_home, http_port=0, http_origins=origins) as daemon,

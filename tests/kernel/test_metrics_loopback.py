@@ -9,18 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import prometheus_text
+from tests import loopback_server, prometheus_text
 from tests.kernel.conftest import leftovers
 from tests.kernel.live_runs import until
 from tests.kernel.serving import Served
 from tests.kernel.world import World
-
-
-def _free(family: socket.AddressFamily, host: str) -> int:
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.bind((host, 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def _listens(port: int) -> set[str]:
@@ -30,16 +23,10 @@ def _listens(port: int) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("family", "host", "named", "kernels"),
-    [
-        (socket.AF_INET, "127.0.0.1", "127.0.0.1", "0100007F"),
-        (socket.AF_INET6, "::1", "[::1]", "00000000000000000000000001000000"),
-    ],
+    ("named", "kernels"), [("127.0.0.1", "0100007F"), ("[::1]", "00000000000000000000000001000000")]
 )
-def test_numbers_are_served_at_loopbacks_address_and_at_no_other(
-    world: World, family: socket.AddressFamily, host: str, named: str, kernels: str
-) -> None:
-    port = _free(family, host)
+def test_numbers_are_served_at_loopbacks_address_and_at_no_other(world: World, named: str, kernels: str) -> None:
+    port = loopback_server.free_port()
     assert _listens(port) == set(), "the control"
     with Served(world, journal=True, metrics=f"{named}:{port}"):
         until(lambda: _listens(port))

@@ -24,6 +24,7 @@ import pytest
 from policy import errors
 from sandbox.run_result import RunResult
 from sandbox.runner import recovery
+from tests import loopback_server
 from tests.kernel import live_runs, serving
 from tests.kernel.conftest import leftovers
 from tests.kernel.serving import CALLER, Served, covenant
@@ -99,18 +100,12 @@ def end(place: Path) -> None:
         client.recv(1)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port: int = one.getsockname()[1]
-        return port
-
-
 def rows(world: World, kind: str) -> list[dict[str, Any]]:
     return [row["kind"] for row in world.rows() if row["kind"]["type"] == kind]
 
 
 def test_published_ports_are_reached_alone(world: World, own: Path) -> None:
-    port, path, silent = free_port(), own / "web.sock", own / "silent.sock"
+    port, path, silent = loopback_server.free_port(), own / "web.sock", own / "silent.sock"
     world.configure(publish_ports=[port], self_test=True, attest_seconds=1)
     more = entry(8080, path) + entry(8081, f"127.0.0.1:{port}") + entry(7000, silent)
     package = world.sign(world.package({"main.py": SERVES}, cpu_ms=300_000, more=more))
@@ -159,7 +154,7 @@ def _covenant(world: World, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_place_that_cannot_be_had_starts_nothing(world: World, own: Path) -> None:
-    port, path = free_port(), own / "web.sock"
+    port, path = loopback_server.free_port(), own / "web.sock"
     package = world.package({"main.py": "print(1)"}, more=entry(8080, f"127.0.0.1:{port}"))
     with pytest.raises(errors.NotEnforceableError, match=f"publishing at 127.0.0.1:{port}") as refusal:
         world.run(world.sign(package))

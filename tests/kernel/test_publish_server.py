@@ -14,6 +14,7 @@ import pytest
 from policy import errors
 from sandbox.network.publish import connector, places, server
 from sandbox.network.publish.counts import Count, Counts
+from tests import loopback_server
 
 
 class Served:
@@ -146,8 +147,8 @@ def test_rate_beyond_the_walls_waits(served: Served) -> None:
 
 
 def test_loopback_port_is_taken_once() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    port = loopback_server.free_port()
+    with socket.create_server(("127.0.0.1", port)):
         with pytest.raises(errors.PublishError, match="in use") as refused, places.opened(f"127.0.0.1:{port}"):
             pass
         assert "name another port" in refused.value.hint

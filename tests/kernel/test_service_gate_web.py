@@ -23,6 +23,7 @@ from sandbox.network.dns import names
 from sandbox.network.gate.proxy import Proxy
 from sandbox.network.service import connector, connector_wire
 from sandbox.network.service.web import reader
+from tests import loopback_server
 from tests.kernel import connect_proxy, fake_web, gated_models
 from tests.kernel.fake_web import KEY, PAGE, Web
 from tests.kernel.gated_models import Gated
@@ -78,7 +79,7 @@ def opened(asked: Web, pages: tuple[Web, Path], *, kind: str = "brave", proxy: P
         other=OTHER,
         pages=pages[0].place,
         ca=pages[1],
-        unused=fake_web.unused_port(),
+        unused=loopback_server.free_port(),
     )
     plan = {"models": [], "names": NAMES, "web": {**WEB, **web}, "proxy": proxy}
     return gated_models.opened(text, {"first": KEY}, **plan)

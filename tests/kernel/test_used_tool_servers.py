@@ -20,6 +20,7 @@ import pytest
 
 from policy.manifest.tools import document, http_relay
 from sandbox.network.tools.mcp_session import McpSession, ToolCall
+from tests import loopback_server
 from tests import tools_kit as kit
 from tests.kernel import mcp_kit, tls_servers
 from tests.kernel.conftest import leftovers
@@ -179,8 +180,7 @@ def test_relay_speaks_to_server_of_sdk(tmp_path: Path, site: Path) -> None:
     certificates = tls_servers.Certificates(tmp_path, "localhost")
     (tmp_path / "site").symlink_to(site)
     (tmp_path / "server.py").write_text(SUMS_HTTP)
-    with socket.create_server(("localhost", 0)) as free:
-        port = free.getsockname()[1]
+    port = loopback_server.free_port()
     entry = document.parse(kit.text(kit.full())).servers[1]
     entry = entry.model_copy(update={"endpoint": f"https://localhost:{port}/mcp", "headers": {}})
     for name, content in http_relay.files(entry, certificates.path.read_bytes()).items():
