@@ -75,7 +75,7 @@ def mounted(source: Path, place: Path, *, uid: int = 0) -> Iterator[Hanging]:
         assert process.wait(30) == 0
         if process.stdout is not None:
             process.stdout.close()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while f" {place} " in Path("/proc/self/mountinfo").read_text():
             assert time.monotonic() < until
             time.sleep(0.02)

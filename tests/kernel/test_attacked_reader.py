@@ -296,7 +296,7 @@ def test_who_only_closes_what_was_refused_does_not_keep_it(
             found = opened(closer.pid)
             assert number not in found
             assert len([link for link in found if link.startswith("socket:")]) >= 1, "the control: what was refused"
-            live_runs.until(lambda: asking not in opened(closer.pid), seconds=5)
+            live_runs.until(lambda: asking not in opened(closer.pid))
         finally:
             one._use_spare()
             os.close(null)

@@ -230,7 +230,7 @@ def test_killed_maker_of_image_leaves_nothing(home: Home) -> None:
             assert _packers(home) == {packer}, "control: it waits while its parent lives"
             first.kill()
             first.wait()
-            until(lambda: packer not in _packers(home), seconds=10)
+            until(lambda: packer not in _packers(home))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -289,7 +289,7 @@ def test_client_cannot_make_shim_wait(served: Served, terminal: bool) -> None:
     """The client makes its copies of the pipes blocking, and reads nothing: the deadline holds."""
     code = "import os\nprint('READY', flush=True)\nwhile True: os.write(1, b'x' * 65536)"
     more = TERMINAL if terminal else STDIO
-    path = _package(served.world, code, more=more, cpu_ms=3000)
+    path = _package(served.world, code, more=more, cpu_ms=8000)
     with Client(served, path, terminal=terminal, keeps=True) as client:
         client.ready()
         for fd in (client.stdin, client.sizes):

@@ -74,7 +74,6 @@ def test_closed_stdout_does_not_end_wait_early_or_late(world: World) -> None:
 
 
 def test_sigterm_comes_first_and_is_not_enough_for_one_that_ignores_it(world: World) -> None:
-    world.configure(grace_seconds=1)
     # So long that either agent has said how it takes SIGTERM before it comes, on a slow machine too.
     polite = (
         "import signal, sys, time\n"
@@ -83,6 +82,7 @@ def test_sigterm_comes_first_and_is_not_enough_for_one_that_ignores_it(world: Wo
     answer = world.run_code(polite + "time.sleep(100)", cpu_ms=4000)
     refused(errors.DeadlineError, answer.error)
     assert "bye" in answer.stderr
+    world.configure(grace_seconds=1)
     rude = "import signal, time\nsignal.signal(15, signal.SIG_IGN)\ntime.sleep(100)"
     answer = world.run_code(rude, cpu_ms=4000)
     refused(errors.DeadlineError, answer.error)

@@ -267,10 +267,10 @@ def _make_anew(net: Internet) -> None:
     net.link()
 
 
-def _reaches(one: Opened) -> bool:
+def _reaches(one: Opened, seconds: float = 1) -> bool:
     def connect() -> bool:
         with socket.socket() as made:
-            made.settimeout(1)
+            made.settimeout(seconds)
             return made.connect_ex(("93.184.216.34", 80)) == 0
 
     return spaces.within(one.gateway.spaces.agent, connect)
@@ -292,7 +292,7 @@ def test_live_run_gets_its_way_out_back(change: str) -> None:
     with internet.made() as net:
         with Opened(net, artefacts) as first:
             with Opened(net, artefacts) as second:
-                assert _reaches(first)
+                assert _reaches(first, 30)
                 CHANGES[change](net)
                 assert not _reaches(second)
                 until = time.monotonic() + 60
@@ -300,6 +300,6 @@ def test_live_run_gets_its_way_out_back(change: str) -> None:
                     assert time.monotonic() < until
                     for one in (second, first):
                         net.within("host", one.gateway.collect)
-            assert _reaches(first)
+            assert _reaches(first, 30)
             assert UPLINK_TABLE in net.leftovers()
         assert net.leftovers() == []

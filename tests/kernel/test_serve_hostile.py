@@ -77,7 +77,7 @@ def unharmed(served: Served) -> Iterator[None]:
     before, pid = served.descriptors(), served.pid
     yield
     served.alone()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while served.descriptors() != before:
         assert time.monotonic() < until, sorted(os.listdir(f"/proc/{pid}/fd"))
         time.sleep(0.05)

@@ -100,15 +100,14 @@ def _states(served: Served) -> dict[str, str]:
 def test_session_is_listed_suspended_resumed_and_killed(served: Served, running: Running) -> None:
     run = running.run
     eventually(lambda: _states(served) == {run: "Running"})
-    assert running.moves(), "control: it writes"
+    eventually(running.moves)  # control: it writes
     done = _call(served, "suspend", run)
     assert done.returncode == 0, done.stderr
     assert _states(served) == {run: "Suspended"}
-    running.moves()  # what was on its way
-    assert not running.moves()
+    eventually(lambda: not running.moves())  # once all has come that was on its way
     assert _call(served, "resume", run).returncode == 0
     assert _states(served) == {run: "Running"}
-    assert running.moves()
+    eventually(running.moves)
     killed = _call(served, "kill", run)
     assert killed.returncode == 0, killed.stderr
     assert _states(served) == {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +30,7 @@ print("READY", file=sys.stderr, flush=True)
 while True:
     time.sleep(0.05)
 """
-# So large that its reader is still reading when the parent is suspended.
+# So large that its reader is seen while it reads.
 LARGE = 100 << 20
 
 
@@ -61,12 +65,13 @@ def test_suspended_tree_stays_suspended(world: World, when: str) -> None:
     with revoking.running(world, elder) as run:
         kept = run.entry.keeper
         until(lambda: _states(world).get("elder") == "Running")
-        until(
-            (lambda: _forked(kept)) if when == "while it is read" else lambda: _states(world).get("slow") == "Running"
-        )
-        manager.operate(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
         if when == "while it is read":
-            until(lambda: not _forked(kept))
+            with _read(world, kept):
+                manager.operate(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
+            until(lambda: not _readers(kept))
+        else:
+            until(lambda: _states(world).get("slow") == "Running")
+            manager.operate(world.state, ASKER, "suspend", run.entry.run_id, tree=True)
         seen = set(_states(world).values())
         manager.operate(world.state, ASKER, "kill", run.entry.run_id, tree=True)
     assert seen == {"Suspended"}
@@ -80,9 +85,9 @@ def test_parent_that_was_suspended_for_moment_is_told_so_and_may_ask_again(world
     with revoking.running(world, elder) as run:
         top, kept = run.entry.run_id, run.entry.keeper
         until(lambda: _states(world).get("elder") == "Running")
-        until(lambda: _forked(kept))
-        manager.operate(world.state, ASKER, "suspend", top)
-        until(lambda: not _forked(kept))
+        with _read(world, kept):
+            manager.operate(world.state, ASKER, "suspend", top)
+        until(lambda: not _readers(kept))
         manager.operate(world.state, ASKER, "resume", top)
         until(lambda: "SAID" in manager.logs(world.state, ASKER, top)["text"])
         said = str(manager.logs(world.state, ASKER, top)["text"])
@@ -92,10 +97,22 @@ def test_parent_that_was_suspended_for_moment_is_told_so_and_may_ask_again(world
     assert None in ends, "the second child answered"
 
 
-def _forked(kept: int) -> bool:
-    """Whether a keeper has a child that is one still, and reads its package."""
+@contextlib.contextmanager
+def _read(world: World, kept: int) -> Iterator[None]:
+    """The block runs while a child of this keeper reads its package: the reader stands still for so long."""
+    (reader,) = until(lambda: _readers(kept))
+    os.kill(reader, signal.SIGSTOP)
+    try:
+        assert "slow" not in _states(world), "it reads no more"
+        yield
+    finally:
+        os.kill(reader, signal.SIGCONT)
+
+
+def _readers(kept: int) -> list[int]:
+    """The children of a keeper that are one still, and read their packages."""
     children = Path(f"/proc/{kept}/task/{kept}/children").read_text().split()
-    return any(_command(one) == _command(kept) for one in children)
+    return [int(one) for one in children if _command(one) == _command(kept)]
 
 
 def _command(pid: int | str) -> bytes:

@@ -49,7 +49,7 @@ os.unlink("/data/full")
 
 
 def gone(volume_image: Path) -> bool:
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while image.is_attached(volume_image) and time.monotonic() < until:
         time.sleep(0.02)
     return not image.is_attached(volume_image)
