@@ -69,6 +69,7 @@ def test_what_outlives_its_parent_ends_with_supervisor_where_runs_do(warm: Path)
         until(lambda: not registry.live(world.state / "runs"))
         served.start()
         served.quiet()
+        until(lambda: unfinished(world) == [])
         assert [kind["code"] for kind in _ends(world)] == [None, "cut_off", None, "stopped"]
         assert leftovers(world) == []
 

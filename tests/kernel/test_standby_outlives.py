@@ -85,7 +85,7 @@ def _operate(served: Served, operation: str, run_id: str) -> None:
 def _package(world: World, shared: Path) -> Path:
     reads = f"[permissions.filesystem]\nread = [{str(shared)!r}]"
     code = WAITS.replace("GO", repr(str(shared / "go")))
-    package = world.package({"main.py": code}, name="waits", id="waits", more=reads)
+    package = world.package({"main.py": code}, name="waits", id="waits", more=reads, cpu_ms=120_000 * SLOWNESS)
     manifest = package / "agent.toml"
     manifest.write_text(manifest.read_text().replace("[sandbox]\n", "[sandbox]\nstandby = 2\n"))
     return world.sign(package)
