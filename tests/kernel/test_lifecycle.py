@@ -351,7 +351,7 @@ def broken_freezer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_stopped_is_said_and_at_its_ttl_ended(world: World, broken_freezer: None) -> None:
-    with live(world, COUNTS, more=EXPIRES.replace("2", "3")) as one:
+    with live(world, COUNTS, more=EXPIRES.replace("2", "8")) as one:
         goes_on(one)
         with pytest.raises(errors.KernelError, match="still runs"):
             manager.operate(world.state, ASKER, "suspend", one.made.run_id)
