@@ -14,6 +14,7 @@ from covenant.handlers.caller import Caller
 from covenant.handlers.server import Handler, Server
 from covenant.runtime import packages
 from covenant.wire import parts, requests, responses
+from policy import errors
 from policy.signing import expiry
 from policy.signing.expiry import Expiry
 
@@ -22,6 +23,8 @@ _LOG: Final = logging.getLogger(__name__)
 _MOST_PEERS: Final = 1000
 _MOST_GRANTS: Final = 1000
 _WARN_SECONDS: Final = 6 * 3600.0
+# The pause after a look that failed.
+_AGAIN_SECONDS: Final = 60.0
 
 
 async def found(server: Server) -> list[Expiry]:
@@ -62,7 +65,14 @@ async def warn(server: Server) -> None:
     """Log what ends within two weeks, four times a day, until cancelled."""
     while True:
         now_ms = server.now_ms()
-        for one in expiry.soon(await found(server), now_ms):
+        try:
+            ends = await found(server)
+        except errors.CovenantError as e:
+            # No descriptor may be left, for example: that must not end the daemon.
+            _LOG.error("what ends soon cannot be read: %s", e)
+            await anyio.sleep(_AGAIN_SECONDS)
+            continue
+        for one in expiry.soon(ends, now_ms):
             if one.expires_at_ms > now_ms:
                 _LOG.warning("%s: renew it", one.line(now_ms))
         await anyio.sleep(_WARN_SECONDS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
 
@@ -12,7 +14,9 @@ import pytest
 from covenant.adapters.http import metrics
 from covenant.cli.run import doctor
 from covenant.handlers import expiry as expiries
+from covenant.handlers.server import Server
 from policy.signing import expiry
+from sandbox.storage import other_mounts
 from tests import cli_daemon_kit, prometheus_text, server_kit, signing_kit
 from tests.cli_kit import call, document, done
 
@@ -131,6 +135,38 @@ def test_daemon_warns_two_weeks_ahead(home: Path, caplog: pytest.LogCaptureFixtu
         "envelope `soon` expires in 4 days: renew it",
         "grant `operator@local memory.read` expires in 12 days: renew it",
     ]
+
+
+def test_look_that_fails_ends_no_daemon(
+    home: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch of ends meets a limit of open files, and warns once there is room."""
+    names, fails = other_mounts.names, [True]
+
+    def full(place: Path) -> frozenset[str]:
+        if fails:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return names(place)
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == expiries.__name__]
+
+    async def warn(server: Server) -> None:
+        monkeypatch.setattr(other_mounts, "names", full)
+        async with anyio.create_task_group() as group:
+            group.start_soon(expiries.warn, server)
+            with anyio.fail_after(60):
+                while not any("Too many open files" in line for line in said()):  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                fails.clear()
+                caplog.clear()
+                while "envelope `soon` expires in 4 days: renew it" not in said():  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+
+    monkeypatch.setattr(expiries, "_AGAIN_SECONDS", 0.05)
+    with cli_daemon_kit.running(home) as one:
+        one.portal.call(warn, one.server)
 
 
 def test_expiry_words() -> None:
