@@ -24,6 +24,8 @@ from tests.kernel.world import ROOT, SLOWNESS, World, worlds_ended
 
 # A user of this machine's that no file belongs to, and who may ask.
 CALLER, STRANGER = 64_123, 64_124
+# A user of one file alone, which waits for the end of all processes of this user, and kills them.
+LONE = 64_125
 _MAIN = "import sys; from sandbox.serve import main; sys.exit(main.main(sys.argv[1:]))"
 START_SECONDS = 60 * SLOWNESS
 

@@ -6,7 +6,7 @@ import ctypes
 import json
 import os
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,16 +92,18 @@ def test_caller_shows_agent_no_directory_that_it_cannot_enter(home: Any, project
     os.chown(project / "a", OWNER, OWNER)
     (project / "a" / ".env").touch()
 
-    def swap() -> None:
+    script = "set +e; cat closed/in.txt; echo there; read go; ls a; cat a/in.txt; cat b/in.txt"
+    words = ["exec", "--quiet", "--workspace", str(project), "--", "sh", "-ec", script]
+    pipe, command = subprocess.PIPE, [sys.executable, "-m", "covenant", *words]
+    started = subprocess.Popen(command, env=home.environment(), cwd=home.base, stdin=pipe, stdout=pipe, stderr=pipe)
+    with started as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
         (project / "a").rename(project / "b")
         (project / "closed").rename(project / "a")
-
-    timer = threading.Timer(3, swap)
-    timer.start()
-    done = work(home, project, "set +e; cat closed/in.txt; sleep 6; ls a; cat a/in.txt; cat b/in.txt")
-    timer.join()
-    assert done.stdout == b"in a\n", "the control is the directory of the caller's own"
-    assert b"a/in.txt: Permission denied" in done.stderr
+        said, told = process.communicate(b"go\n", timeout=120)
+    assert said == b"in a\n", "the control is the directory of the caller's own"
+    assert b"a/in.txt: Permission denied" in told
     assert listed(home) == []
 
 

@@ -16,7 +16,7 @@ from covenant.keys import keystore
 from policy.signing import keyfile
 from sandbox.workspace import store
 from tests.kernel import serving, workspace_kit
-from tests.kernel.serving import CALLER, STRANGER, Served
+from tests.kernel.serving import CALLER, LONE, STRANGER, Served
 from tests.kernel.session_kit import Terminal
 from tests.kernel.world import World
 
@@ -28,7 +28,7 @@ Done = subprocess.CompletedProcess[str]
 def served(warm: Path) -> Iterator[Served]:
     with (
         serving.open_place() as base,
-        Served(World(base, warm=warm), callers=[CALLER, STRANGER], kept_workspaces=4) as one,
+        Served(World(base, warm=warm), callers=[CALLER, STRANGER, LONE], kept_workspaces=4) as one,
     ):
         keystore.new(one.world.home, "other", None)
         (one.world.home / "keys" / "tester.key").write_bytes(keyfile.plain(one.world.key))

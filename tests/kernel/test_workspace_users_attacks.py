@@ -18,7 +18,7 @@ from policy import errors
 from sandbox.workspace import branch, caller, store
 from sandbox.workspace.caller import CallerIdentity
 from tests.kernel import serving, workspace_kit
-from tests.kernel.serving import CALLER, Served
+from tests.kernel.serving import CALLER, LONE, Served
 from tests.kernel.test_workspace_users import MINE, mine, served, told, top, workspace
 
 __all__ = ["mine", "served", "top"]
@@ -35,38 +35,41 @@ def processes(uid: int) -> list[int]:
 
 
 @pytest.fixture
-def silent(mine: Path) -> Iterator[Path]:
-    """A repository of the caller in which git waits for ever: the file of its exclusions is a pipe."""
+def silent(served: Served, top: Path) -> Iterator[Path]:
+    """A repository with a workspace in which git waits for ever: the file of its exclusions is a pipe."""
+    mine = workspace_kit.project(top, "silent", LONE)
+    workspace_kit.plant(served.world.state, MINE, mine, LONE)
     for words in (["init", "-q"], ["add", "in.txt"], ["commit", "-qm", "first"]):
         subprocess.run(
             ["git", "-c", "user.name=x", "-c", "user.email=x@example.invalid", *words],
-            cwd=mine, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}, check=True, **serving.identity(CALLER),
+            cwd=mine, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}, check=True, **serving.identity(LONE),
         )  # fmt: skip
     yield mine
-    for pid in processes(CALLER):
-        os.kill(pid, signal.SIGKILL)
+    for pid in processes(LONE):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_caller_keeps_no_process_among_the_supervisors(served: Served, silent: Path) -> None:
     """It kills the process that waits for git. Control: git runs, and without the pipe the branch is made."""
-    assert told(served, "branch", "aaa", "control")["branch"] == "control"
+    assert told(served, "branch", "aaa", "control", uid=LONE)["branch"] == "control"
     begun = time.time() - 1
     os.mkfifo(silent / "pipe")
-    os.chown(silent / "pipe", CALLER, CALLER)
+    os.chown(silent / "pipe", LONE, LONE)
     with (silent / ".git" / "config").open("a") as file:
         file.write(f"[core]\n\texcludesFile = {silent}/pipe\n")
     asked: list[subprocess.CompletedProcess[str]] = []
-    thread = threading.Thread(target=lambda: asked.append(workspace(served, "branch", "aaa", "silent")))
+    thread = threading.Thread(target=lambda: asked.append(workspace(served, "branch", "aaa", "silent", uid=LONE)))
     thread.start()
-    git = _until(lambda: [pid for pid in processes(CALLER) if b"read-tree" in _command(pid)])
+    git = _until(lambda: [pid for pid in processes(LONE) if b"read-tree" in _command(pid)])
     (parent,) = {int(serving.status(pid)["PPid"]) for pid in git}
-    subprocess.run(["kill", "-KILL", str(parent)], check=True, **serving.identity(CALLER))
+    subprocess.run(["kill", "-KILL", str(parent)], check=True, **serving.identity(LONE))
     thread.join(60)
     assert asked[0].returncode != 0
-    _until(lambda: not processes(CALLER))
-    left = [path for path in Path(tempfile.gettempdir()).glob("covenant-branch-*") if path.stat().st_uid == CALLER]
+    _until(lambda: not processes(LONE))
+    left = [path for path in Path(tempfile.gettempdir()).glob("covenant-branch-*") if path.stat().st_uid == LONE]
     assert not [path for path in left if path.stat().st_ctime >= begun], "its index is gone"
-    assert told(served, "list")["workspaces"], "the supervisor goes on"
+    assert told(served, "list", uid=LONE)["workspaces"], "the supervisor goes on"
 
 
 def _until(found: object) -> list[int]:
@@ -88,18 +91,18 @@ def _command(pid: int) -> bytes:
 
 def test_work_with_programs_ends_at_its_time() -> None:
     """Control: work that ends before is answered."""
-    who = CallerIdentity(CALLER, CALLER)
+    who = CallerIdentity(LONE, LONE)
     ran = ["/bin/sh", "-c", "id -u; echo $$"]
 
     def say() -> str:
         return subprocess.run(ran, capture_output=True, text=True, check=True).stdout
 
-    assert caller.work(who, say, str, 20, starts_programs=True) == f"{CALLER}\n2\n"
+    assert caller.work(who, say, str, 20, starts_programs=True) == f"{LONE}\n2\n"
     begin = time.monotonic()
     with pytest.raises(errors.WorkspaceError, match="killed"):
         caller.work(who, lambda: str(subprocess.run(["/bin/sleep", "300"], check=False)), str, 1, starts_programs=True)
     assert time.monotonic() - begin < 30
-    _until(lambda: not processes(CALLER))
+    _until(lambda: not processes(LONE))
     with pytest.raises(errors.WorkspaceError, match="no such thing"):
         caller.work(who, lambda: _fails("no such thing"), str, 20, starts_programs=True)
 
