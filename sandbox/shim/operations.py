@@ -342,7 +342,8 @@ class RunOperations:
         piece = kept[:LOG_BYTES]
         if len(kept) > len(piece) and b"\n" in piece:
             piece = piece[: piece.rindex(b"\n") + 1]
-        return control_socket.Reply({"begins": begins, "next": begins + len(piece), "text": self._shown(piece)})
+        place = {"begins": begins, "next": begins + len(piece), "ends": begins + len(kept)}
+        return control_socket.Reply({**place, "text": self._shown(piece)})
 
     def _kept(self, offset: int, *, stdout: bool) -> tuple[int, bytes]:
         """Return stderr from an offset on, or what a terminal has shown. No other stdout is shown before its end."""

@@ -142,6 +142,11 @@ class Gated:
             break
         return {(one.target, one.code) for one in list(self.denied) if not one.target.startswith("mark")}
 
+    def forget(self) -> None:
+        """Forget the denials so far, those among them whose reports are still on their way."""
+        self.codes()
+        self.denied.clear()
+
 
 def exchange(gated: Gated, spaces: Namespaces, stop: int) -> None:
     """Do the work of the run's exchange, in the namespace that plays the supervisor's."""

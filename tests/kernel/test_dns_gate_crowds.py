@@ -43,7 +43,7 @@ def shared(spaces: Namespaces, artefacts: Artefacts) -> Iterator[Gated]:
 @pytest.fixture
 def gated(shared: Gated) -> Iterator[Gated]:
     """The gate, which must have survived."""
-    shared.denied.clear()
+    shared.forget()
     shared.resolver.asked.clear()
     yield shared
     assert shared.error is None

@@ -42,7 +42,7 @@ def gated() -> Iterator[Gated]:
 
 
 def test_private_address_needs_its_own_entry_on_a_common_port(gated: Gated) -> None:
-    gated.denied.clear()
+    gated.forget()
     assert set(gated.texts("db.corp.example")) == {WORLD, PUBLIC}
     # What another entry grants on another port, and what no entry grants, is left out and told.
     assert gated.codes() == {("db.corp.example", "rebinding")}
@@ -51,7 +51,7 @@ def test_private_address_needs_its_own_entry_on_a_common_port(gated: Gated) -> N
     assert set(gated.texts("alias.web.example")) == {"10.9.0.1", PUBLIC}
     assert ("alias.web.example", "rebinding") in gated.codes()
     for name in ("other.web.example", "metadata.web.example", "udp.web.example"):
-        gated.denied.clear()
+        gated.forget()
         assert gated.texts(name) == ["NOERROR"], name
         assert gated.codes() == {(name, "rebinding")}
     assert gated.texts("db.corp.example", "AAAA") == ["NOERROR"]

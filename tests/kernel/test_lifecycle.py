@@ -63,8 +63,12 @@ def states(one: Live) -> list[str]:
 
 def counted(one: Live) -> int:
     """How far the agent has counted, as its keeper tells it."""
+    # The keeper answers a second question after it has read all that was in the pipe at the first one. What the agent
+    # says while it is asked is not waited for: it may be faster.
+    ends = [control_socket.ask(one.directory, "logs", offset=0)["ends"] for _ in range(2)][-1]
     offset, text = 0, ""
-    while (piece := control_socket.ask(one.directory, "logs", offset=offset))["next"] > offset:
+    while offset < ends:
+        piece = control_socket.ask(one.directory, "logs", offset=offset)
         offset, text = piece["next"], text + piece["text"]
     return int((text.split() or ["0"])[-1])
 

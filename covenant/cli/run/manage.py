@@ -276,14 +276,19 @@ def line_ends(text: str) -> tuple[str, str]:
 
 
 def _pieces(run: str, stream: Stream, *, follow: bool) -> Iterator[dict[str, Any]]:
-    """A run's stderr, or stdout, piece by piece; ``asked`` is from where it was asked for."""
-    offset = 0
+    """A run's stderr, or stdout, piece by piece; ``asked`` is from where it was asked for.
+
+    Without ``follow`` it is what was said before the first question: a run may write faster than it is read.
+    """
+    offset, ends = 0, -1
     while True:
         piece = _asked("logs", run=run, offset=offset, stream=stream)
         yield {**piece, "asked": offset}
         # The rest of it is asked for by its whole id: another may begin alike by then.
         run, got = piece["run_id"], piece["next"] > offset
-        offset = piece["next"]
+        offset, ends = piece["next"], piece["ends"] if ends < 0 else ends
+        if not follow and offset >= ends:
+            return
         if not got and not (follow and piece["live"]):
             return
         if not got:

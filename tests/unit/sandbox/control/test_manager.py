@@ -51,7 +51,7 @@ def test_log_of_ended_run_is_read_on_from_anywhere(
     total = dropped + len(kept.encode())
     run_id = ended(state, 1, **{stream: kept, f"{stream}_bytes": total})
     whole = manager.logs(state, SOMEBODY, run_id, stream=stream)
-    assert whole == {"run_id": run_id, "live": False, "begins": dropped, "next": total, "text": kept}
+    assert whole == {"run_id": run_id, "live": False, "begins": dropped, "next": total, "ends": total, "text": kept}
     for offset in range(0, total + 3, max(1, total // 50)):
         piece = manager.logs(state, SOMEBODY, run_id, offset, stream=stream)
         assert piece["begins"] == max(offset, dropped)

@@ -487,7 +487,7 @@ def test_logs_are_read_on_from_anywhere_in_pieces_that_end_with_line() -> None:
     one.exchange._stderr.feed(whole)
     at, read = 0, ""
     while (answer := one.ask("logs", offset=at).answer)["next"] > at:
-        assert answer["begins"] == at
+        assert (answer["begins"], answer["ends"]) == (at, len(whole))
         assert answer["text"].endswith("\n")
         at, read = answer["next"], read + answer["text"]
     assert read.encode() == whole
