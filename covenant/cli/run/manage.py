@@ -114,7 +114,7 @@ def logs(run: str, follow: bool, stdout: bool, as_json: bool) -> None:
         common.emit({"kind": "logs", **_whole(run, stream)})
         return
     ended_line, cut = True, ""
-    for piece in _pieces(run, stream, follow=follow):
+    for piece in pieces(run, stream, follow=follow):
         if piece["begins"] > piece["asked"]:
             common.say(f"[{piece['begins'] - piece['asked']} bytes dropped]", err=True)
         text, cut = line_ends(cut + piece["text"])
@@ -275,14 +275,16 @@ def line_ends(text: str) -> tuple[str, str]:
     return plain.removesuffix("\r"), "\r" if plain.endswith("\r") else ""
 
 
-def _pieces(run: str, stream: Stream, *, follow: bool) -> Iterator[dict[str, Any]]:
+def pieces(
+    run: str, stream: Stream, *, follow: bool, ask: Callable[..., dict[str, Any]] | None = None
+) -> Iterator[dict[str, Any]]:
     """A run's stderr, or stdout, piece by piece; ``asked`` is from where it was asked for.
 
     Without ``follow`` it is what was said before the first question: a run may write faster than it is read.
     """
     offset, ends = 0, -1
     while True:
-        piece = _asked("logs", run=run, offset=offset, stream=stream)
+        piece = (ask or _asked)("logs", run=run, offset=offset, stream=stream)
         yield {**piece, "asked": offset}
         # The rest of it is asked for by its whole id: another may begin alike by then.
         run, got = piece["run_id"], piece["next"] > offset
@@ -299,10 +301,10 @@ def _pieces(run: str, stream: Stream, *, follow: bool) -> Iterator[dict[str, Any
 
 
 def _whole(run: str, stream: Stream) -> dict[str, Any]:
-    pieces = list(_pieces(run, stream, follow=False))
-    dropped = sum(piece["begins"] - piece["asked"] for piece in pieces)
-    text = "".join(piece["text"] for piece in pieces)
-    return {"run_id": pieces[0]["run_id"], "live": pieces[-1]["live"], "dropped_bytes": dropped, "text": text}
+    found = list(pieces(run, stream, follow=False))
+    dropped = sum(piece["begins"] - piece["asked"] for piece in found)
+    text = "".join(piece["text"] for piece in found)
+    return {"run_id": found[0]["run_id"], "live": found[-1]["live"], "dropped_bytes": dropped, "text": text}
 
 
 # --- the table --------------------------------------------------------------------------------------------------

@@ -68,8 +68,8 @@ def test_waiting_instance_is_no_run_of_package(package: Path, monkeypatch: pytes
     assert manage.of_package(str(package), ended=True) == "newest of hello"
 
 
-def test_logs_of_run_that_writes_faster_than_it_is_read_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it wrote before the first question is shown, in several pieces."""
+def test_logs_of_run_that_writes_faster_than_it_is_read_end() -> None:
+    """Its output before the first question is shown, in several pieces."""
     said = 100
 
     def asked(kind: str, *, run: str, offset: int, stream: str) -> dict[str, object]:
@@ -79,8 +79,7 @@ def test_logs_of_run_that_writes_faster_than_it_is_read_end(monkeypatch: pytest.
         place = {"begins": offset, "next": upto, "ends": said}
         return {"run_id": run, "live": True, **place, "text": "x" * (upto - offset)}
 
-    monkeypatch.setattr(manage, "_asked", asked)
-    pieces = list(manage._pieces("a" * 36, "stderr", follow=False))
+    pieces = manage.pieces("a" * 36, "stderr", follow=False, ask=asked)
     assert [piece["asked"] for piece in pieces] == [0, 40, 80]
 
 
