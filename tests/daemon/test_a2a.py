@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+import functools
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -321,6 +324,46 @@ async def test_answer_of_waiting_send_ends_with_token(covenant_home: Path) -> No
             while not found:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
         assert (found[0]["status"], "result" in found[0]) == (401, False)
+
+
+@pytest.mark.parametrize("name", ["had ended", "new"])
+async def test_token_revoked_before_body_came_does_nothing(covenant_home: Path, name: str) -> None:
+    """The body is waited for after the token was let in, which the 100 says. The first task had ended before."""
+    async with served(covenant_home) as one:
+        friend = {"display": FRIEND.display, "pubkey": FRIEND.pubkey, "actions": SENDS}
+        token = (await one.daemon.ask("enroll_peer", **friend))["token_b58"]
+        await one.daemon.grant(f"a2a.recv.{FRIEND.display}")
+        first = await rpc(one, "message/send", message("one", "had ended"), token=token)
+        assert first["result"]["status"]["state"] == "completed"
+        # The control: the same bytes with a token that is not revoked.
+        assert b'"completed"' in await _slowly(one, token, message("one", "had ended"), anyio.lowlevel.checkpoint)
+        revoke = functools.partial(one.daemon.ask, "revoke_peer", token_prefix=token[:6])
+        answer = await _slowly(one, token, message("one", name), revoke)
+        assert answer.startswith(b"HTTP/1.1 401 "), answer
+        assert b'"result"' not in answer
+        assert [text for _, text, _ in one.runs.asked] == ["one"]
+
+
+async def _slowly(one: Served, token: str, params: Any, between: Callable[[], Awaitable[Any]]) -> bytes:
+    """Send a message whose body comes after ``between``, which is called once the token was let in."""
+    body = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "message/send", "params": params}).encode()
+    url = httpx.URL(one.url())
+    head = (
+        f"POST {url.path} HTTP/1.1\r\nHost: {url.host}:{url.port}\r\nAuthorization: Bearer {token}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        "Expect: 100-continue\r\nConnection: close\r\n\r\n"
+    )
+    with anyio.fail_after(60):
+        async with await anyio.connect_tcp(url.host, url.port or 80) as line:
+            await line.send(head.encode())
+            assert await line.receive() == b"HTTP/1.1 100 Continue\r\n\r\n"
+            await between()
+            await line.send(body)
+            answer = b""
+            with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError):
+                while True:
+                    answer += await line.receive()
+    return answer
 
 
 async def test_streams_are_counted_and_end_with_token(covenant_home: Path) -> None:
