@@ -326,8 +326,8 @@ async def test_answer_of_waiting_send_ends_with_token(covenant_home: Path) -> No
         assert (found[0]["status"], "result" in found[0]) == (401, False)
 
 
-@pytest.mark.parametrize("name", ["had ended", "new"])
-async def test_token_revoked_before_body_came_does_nothing(covenant_home: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "waits"), [("had ended", True), ("new", True), ("new", False)])
+async def test_token_revoked_before_body_came_does_nothing(covenant_home: Path, name: str, waits: bool) -> None:
     """The body is waited for after the token was let in, which the 100 says. The first task had ended before."""
     async with served(covenant_home) as one:
         friend = {"display": FRIEND.display, "pubkey": FRIEND.pubkey, "actions": SENDS}
@@ -338,7 +338,8 @@ async def test_token_revoked_before_body_came_does_nothing(covenant_home: Path, 
         # The control: the same bytes with a token that is not revoked.
         assert b'"completed"' in await _slowly(one, token, message("one", "had ended"), anyio.lowlevel.checkpoint)
         revoke = functools.partial(one.daemon.ask, "revoke_peer", token_prefix=token[:6])
-        answer = await _slowly(one, token, message("one", name), revoke)
+        asked = {**message("one", name), "configuration": {"blocking": waits}}
+        answer = await _slowly(one, token, asked, revoke)
         assert answer.startswith(b"HTTP/1.1 401 "), answer
         assert b'"result"' not in answer
         assert [text for _, text, _ in one.runs.asked] == ["one"]

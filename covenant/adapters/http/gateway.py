@@ -46,7 +46,7 @@ from policy.signing import strict_json
 _LOG = logging.getLogger(__name__)
 
 # The key of a request's caller among its items, once it is known.
-_CALLER: Final = web.RequestKey("caller", str)
+_CALLER: Final = web.RequestKey("caller", Caller)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class HttpGateway:
 
     def _known(self, request: web.Request, caller: Caller) -> None:
         """Count the connection as the caller's."""
-        request[_CALLER] = caller.agent.pubkey
+        request[_CALLER] = caller
         if not self._listener.known(request.transport, None if caller.operator else caller.agent.pubkey):
             raise errors.HttpRefusedError(
                 "too many connections of this caller are open, or of all callers", hint="close one of them", status=429
@@ -269,6 +269,13 @@ class HttpGateway:
         return await anyio.to_thread.run_sync(build) if len(body) > self.bounds.large_bytes else build()
 
     async def _body(self, request: web.Request) -> bytes:
+        body = await self._read_body(request)
+        # A client may send its body long after its token was let in, which may have been revoked meanwhile.
+        if (caller := request.get(_CALLER)) is not None:
+            authentication.check(self.server, caller)
+        return body
+
+    async def _read_body(self, request: web.Request) -> bytes:
         if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= HttpVersion11:
             # RFC 9110, section 10.1.1; only now, because a refused client need not send its body.
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -276,7 +283,8 @@ class HttpGateway:
         with anyio.move_on_after(self.bounds.body_seconds):
             if not large:
                 return await request.read()
-            async with self._large.place(request.get(_CALLER, "")):
+            caller = request.get(_CALLER)
+            async with self._large.place("" if caller is None else caller.agent.pubkey):
                 return await request.read()
         raise errors.HttpRefusedError("the body did not come in time", status=408)
 
