@@ -188,6 +188,10 @@ def test_operator_answers_what_agent_asks(world: NetworkedWorld, net: Internet) 
         "once": "www.example.com", "twice": "ECONNREFUSED", "outside": "gaierror",
         "unanswered": "gaierror",
     }  # fmt: skip
+    # By the name of the lease, also once the lease is over.
+    assert {row["target"] for row in rows if row["type"] == "reached"} == {
+        f"{name}.example.com:443/tls" for name in ("other", "api", "www")
+    }
     of = [row for row in rows if row["type"].startswith(("approval", "lease"))]
     assert [(row["type"], row["target"], row.get("code")) for row in of] == [
         ("approval_asked", "api.example.com", None),

@@ -72,9 +72,10 @@ class Connection:
     ``agent`` does not block and is closed with the connection. ``refused`` is called with the name, if any, and the
     code. Times are seconds of the caller's clock; ``deadline`` is when ``expire`` is due. ``others`` returns the other
     addresses of a name. ``name`` is the one of the first granted hello, and ``leased`` says that a lease alone grants
-    it. ``connect`` begins a connection and does not wait for it. ``divert`` hands a connection to a host whose requests
-    are read over to the gate that reads them, and returns the stream to carry in its place. ``by_proxy`` begins a
-    connection by the operator's proxy in the place of all others, with the granted name or "".
+    it. ``meant`` is that name where it is granted and the agent has not connected to an address that is granted as
+    such, else "". ``connect`` begins a connection and does not wait for it. ``divert`` hands a connection to a host
+    whose requests are read over to the gate that reads them, and returns the stream to carry in its place. ``by_proxy``
+    begins a connection by the operator's proxy in the place of all others, with the granted name or "".
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Connection:
         self._reader, self._answer = HelloReader(), AnswerReader()
         self._name: str | None = None
         self.name: str | None = None
+        self.meant = ""
         self.leased = False
         self._retried = False
         self._race: Race | ProxyAttempt | None = None
@@ -209,13 +211,15 @@ class Connection:
         self._judge(hello)
         self.name = hello.name
         self.leased = bool(hello.name and self._plan.leased(hello.name, self._port))
-        # An address that is granted as such is the only one that is meant.
-        named = hello.name if hello.name and self._plan.named(hello.name, self._port) else ""
+        self.meant = hello.name if hello.name and self._plan.named(hello.name, self._port) else ""
         self.stage = Stage.CONNECT
         if self._by_proxy is not None:
-            self._race = self._by_proxy(named, self._host, self._port, now)
+            self._race = self._by_proxy(self.meant, self._host, self._port, now)
         else:
-            others = self._others(named) if named else ()
+            others = self._others(self.meant) if self.meant else ()
+            # An address that is granted as such is the only one that is meant, with any name in the hello.
+            if self._host not in others and self._plan.by_address(self._host, self._port):
+                self.meant, others = "", ()
             self._race = Race(in_turn(self._host, others), self._port, dial=self._dial, now=now)
         self._connect(self._race, now)
 

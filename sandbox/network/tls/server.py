@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from sandbox.network.gate.told_names import ToldNames
+from sandbox.network.reached import REST, TARGETS
 from sandbox.network.tls.by_proxy import ProxyAttempt
 from sandbox.network.tls.connection import Connection, Stage, reset_on_close, send_at_once
 from sandbox.network.tls.leased_names import LeasedNames
@@ -30,6 +31,8 @@ CONNECTIONS: Final = 192
 _TOLD_SECONDS: Final = 10.0
 # The interval of deadline checks while there are connections (seconds).
 _LOOK_SECONDS: Final = 0.25
+# The most destinations that wait to be reported: a wildcard has any number. The others are summed, as in the log.
+_MOST_UNCOUNTED: Final = 4 * TARGETS
 # New connections that are taken in one turn: the others are served in between.
 _AT_ONCE: Final = 64
 # linux/netfilter_ipv4.h and linux/netfilter_ipv6/ip6_tables.h give both the same number.
@@ -178,10 +181,9 @@ class TlsServer:
         """Count what a connection carried since it was last counted."""
         if not connection.is_made:
             return
-        host, port = self._places[connection]
-        # By a granted address an agent may write any name into its hello; then the address is what it reached.
-        name = connection.name
-        shown = target(name if name and self._plan.named(name, port) else None, host, port)
+        shown = target(connection.meant or None, *self._places[connection])
+        if shown not in self._uncounted and len(self._uncounted) >= _MOST_UNCOUNTED:
+            shown = REST
         before = self._counted.get(connection)
         carried = connection.carried - (before or 0)
         if before is None or carried:
