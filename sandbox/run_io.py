@@ -224,7 +224,7 @@ class RunOutcome(Struct, frozen=True):
     """The outcome of a run. ``error`` is None when the agent exited with 0 by itself. Times are in seconds.
 
     ``said_seconds`` is the time of the first byte on stdout, None when there was none. ``totals`` are those of a stream
-    session, None for an answer.
+    session, None for an answer. ``all_counted`` is False where destinations that the agent reached may not be counted.
     """
 
     stdout: bytes
@@ -239,3 +239,4 @@ class RunOutcome(Struct, frozen=True):
     said_seconds: float | None = None
     usage: contract.Usage = contract.NOTHING_USED
     totals: StreamTotals | None = None
+    all_counted: bool = True

@@ -38,6 +38,7 @@ from sandbox.lifecycle.context import RunContext, spoken_of
 from sandbox.lifecycle.run_log import RunLog
 from sandbox.lifecycle.start_mode import ImmediateStart, StartMode, StartRecord
 from sandbox.lifecycle.types import Request, RunDependencies
+from sandbox.network.reached import REST
 from sandbox.probes import preload
 from sandbox.run_io import RunOutcome
 from sandbox.run_result import RunResult
@@ -58,6 +59,7 @@ __all__ = ["Request", "Run", "RunDependencies"]
 _STDOUT_BYTES = 4 * run_archive.STDOUT_BYTES
 # The log's text for a run that drift would not end.
 _ALARM = ("drift: the run goes on when what confines it is changed (on_drift = alarm)",)
+_NOT_COUNTED = "the TLS gate ended before it had reported all: rows `reached` may be missing, or have too few bytes"
 _NO_TRIES = "the tries inside the interpreter: none on this architecture"
 _NO_SELF_TEST = "the self-test of the policy: off by self_test = false in the configuration"
 
@@ -421,6 +423,8 @@ class Run:
         code = error.code if error else None
         context.denials.ended_by(error)
         context.flush()
+        if not finished.all_counted:
+            context.rows.note(_NOT_COUNTED)
         if context.request.observe is not None:
             package = context.request.package.digest
             context.request.observe.ended(context.run_id, package, context.denials.totals, time.time_ns())
@@ -467,8 +471,11 @@ class Run:
 def _reached(context: RunContext, target: str, connections: int, carried: int | None) -> None:
     """Count a destination of the run."""
     context.reached.add(target, connections, carried)
-    if context.request.observe is not None:
-        context.request.observe.reached(target, connections, time.time_ns())
+    observe = context.request.observe
+    if observe is not None and target == REST:
+        observe.missed += connections
+    elif observe is not None:
+        observe.reached(target, connections, time.time_ns())
 
 
 def _connected(request: Request) -> contract.Connected:

@@ -76,14 +76,18 @@ class Gateway:
         """
         self._make(self)
 
-    def stop(self) -> None:
-        """End every gate and report its last denials and destinations. Called once the agent is dead."""
+    def stop(self) -> bool:
+        """End every gate and report its last denials and destinations. Called once the agent is dead.
+
+        Returns whether every destination was reported.
+        """
+        is_whole = True
         if self.services is not None:
             self.services.end()
         if self.inject is not None:
             self.inject.end()
         for gate in self.gates:
-            gate.process.tell_last()
+            is_whole = gate.process.tell_last() and is_whole
             gate.process.end()
             gate.process.tell_rest()
         if self.listening is not None:
@@ -91,6 +95,7 @@ class Gateway:
         if self.host is not None:
             self.host.end()
         self._count()
+        return is_whole
 
     def collect(self) -> None:
         """Remove expired entries from the tables, and count the destinations of the others. Called every second.

@@ -474,8 +474,7 @@ def _finish(
     meter: Meter,
     gate: gateway.Gateway | None,
 ) -> RunOutcome:
-    if gate is not None:
-        gate.stop()
+    is_whole = gate is None or gate.stop()
     oom = leaf.oom_kills()
     error = exchange.error
     if revoked is not None:
@@ -495,6 +494,7 @@ def _finish(
         error,
         oom_kills=oom,
         reported=tuple(leaf.reported),
+        all_counted=is_whole,
         cpu_ms=meter.cpu_ms(),
         memory_peak_bytes=meter.memory_peak_bytes(),
     )

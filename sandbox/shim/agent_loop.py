@@ -133,6 +133,7 @@ class AgentLoop:
         reported: tuple[str, ...] = (),
         cpu_ms: int | None = None,
         memory_peak_bytes: int | None = None,
+        all_counted: bool = True,
     ) -> RunOutcome:
         """Return the outcome, with the fields that only the backend knows: status, error, kills for memory, use."""
         told = self.started_at is not None
@@ -150,6 +151,7 @@ class AgentLoop:
             said_seconds=self.said_at,
             usage=contract.Usage(cpu_ms, memory_peak_bytes, wall_ms) if told else contract.NOTHING_USED,
             totals=self.session.totals,
+            all_counted=all_counted,
         )
 
     def listen(self, fd: int, action: Callable[[], None], *, writable: bool = False) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import socket
 from collections.abc import Callable
 from typing import NoReturn
@@ -20,9 +21,34 @@ def serve(gate: main.GateInput) -> NoReturn:
         asked = os.read(gate.fds["agent"], 4096).decode()
         if asked == "die":
             raise SystemExit("told to")
+        if asked in _LAST:
+            _end(gate, _LAST[asked])
         if asked == "report":
             gate.denied("name.example", "refused")
         os.write(gate.fds["agent"], _probe(asked, status, gate).encode())
+
+
+def _end(gate: main.GateInput, how: str) -> NoReturn:
+    """Wait until the supervisor asks for what is left."""
+    if how == "shouts":
+        os.close(gate.reports)
+        while True:
+            with contextlib.suppress(BlockingIOError):
+                os.write(2, b"x" * 65536)
+    if how == "lies":
+        os.write(gate.reports, main.REPORTED)
+    wait = select.poll()
+    wait.register(gate.reports, select.POLLIN)
+    wait.poll()
+    if how == "sleeps":
+        select.poll().poll()
+    if how == "dies":
+        gate.reached("first.example:443/tls", 1, 10)
+        os._exit(0)
+    if how == "lies":
+        os.write(gate.reports, b"[")
+        select.poll().poll()
+    gate.end({f"n{number}.example:443/tls": (1, number) for number in range(gate.plan["counted"])})
 
 
 def _probe(asked: str, status: int, gate: main.GateInput) -> str:
@@ -60,6 +86,7 @@ def _fork() -> None:
         os._exit(0)
 
 
+_LAST = {f"last {how}": how for how in ("reports", "dies", "sleeps", "lies", "shouts")}
 # Made before the seal.
 _PAIR = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
 _FORBIDDEN: dict[str, Callable[[], object]] = {

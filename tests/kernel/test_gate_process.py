@@ -19,14 +19,22 @@ from sandbox.network.gate import credit_meter, prefork, process
 from tests.kernel.live_runs import until
 
 UID = firewall.GATE_UID
+# More destinations than the line holds, and than a gate may report at once.
+COUNTED = 512
 PROBES = ("open", "socket", "fork", "exec", "kill", "memfd")
 
 
 def _gate(
-    fd: int, module: str = "tests.kernel.echo_gate", *, calls: Collection[str] = (), meter: int | None = None
+    fd: int,
+    module: str = "tests.kernel.echo_gate",
+    *,
+    calls: Collection[str] = (),
+    meter: int | None = None,
+    counted: int = COUNTED,
 ) -> process.Gate:
     fds = {"agent": fd, **({} if meter is None else {"meter": meter})}
-    return process.Gate(module, "dns", {"refused"}, UID, {"word": "a word"}, fds, calls=calls, counts=meter is not None)
+    plan = {"word": "a word", "counted": counted}
+    return process.Gate(module, "dns", {"refused"}, UID, plan, fds, calls=calls, counts=meter is not None)
 
 
 class _Echo:
@@ -49,11 +57,11 @@ def echo() -> Iterator[_Echo]:
 
 
 @contextlib.contextmanager
-def _echo(calls: Collection[str] = (), meter: int | None = None) -> Iterator[_Echo]:
+def _echo(calls: Collection[str] = (), meter: int | None = None, counted: int = COUNTED) -> Iterator[_Echo]:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         ours.settimeout(30)
-        with process.start(_gate(theirs.fileno(), calls=calls, meter=meter)) as started:
+        with process.start(_gate(theirs.fileno(), calls=calls, meter=meter, counted=counted)) as started:
             theirs.close()
             started.ready(60)
             yield _Echo(started, ours)
@@ -175,6 +183,58 @@ def test_gate_that_reports_nonsense_is_ended(echo: _Echo) -> None:
     echo.ask("nonsense")
     assert select.select([reports], [], [], 30)[0]
     assert isinstance(watches[reports](), errors.GateError)
+
+
+@pytest.mark.parametrize("how", ["reports", "dies", "sleeps", "lies"])
+def test_last_destinations_are_all_told_or_said_to_be_lost(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """A gate that ends, says that it is done too early, or does not answer in time has not told all."""
+    monkeypatch.setattr(process, "_LAST_SECONDS", 30 if how != "sleeps" else 1)
+    told: dict[str, tuple[int, int | None]] = {}
+
+    def reached(target: str, connections: int, carried: int | None) -> None:
+        told[target] = connections, carried
+
+    with _echo() as echo:
+        watches = dict(echo.started.watches(lambda _: None, reached=reached))
+        echo.line.send(f"last {how}".encode())
+        if how == "lies":
+            (reports,) = watches.keys() - {echo.started.pidfd}
+            assert select.select([reports], [], [], 30)[0]
+            assert isinstance(watches[reports](), errors.GateError)
+        assert echo.started.tell_last() is (how == "reports")
+    assert len(told) == {"reports": COUNTED, "dies": 1}.get(how, 0)
+
+
+def test_reports_of_gate_that_is_gone_are_read() -> None:
+    """It has not read what asked it to end: to its supervisor that is an error before the first of its reports."""
+    told: list[str] = []
+    with _echo(counted=100) as echo:
+
+        def reached(target: str, connections: int, carried: int | None) -> None:
+            told.append(target)
+            assert select.select([echo.started.pidfd], [], [], 30)[0]
+
+        echo.started.watches(lambda _: None, reached=reached)
+        echo.line.send(b"last reports")
+        assert echo.started.tell_last()
+    assert len(told) == 100
+
+
+def test_gate_that_counts_nothing_has_told_all(echo: _Echo) -> None:
+    echo.started.watches(lambda _: None)
+    assert echo.started.tell_last()
+    assert echo.ask("plan") == "a word"
+
+
+def test_gate_that_writes_without_end_is_ended(echo: _Echo) -> None:
+    """Its last words are bounded: it closed its reports, is alive, and fills the pipe as fast as it is read."""
+    watches = dict(echo.started.watches(lambda _: None))
+    (reports,) = watches.keys() - {echo.started.pidfd}
+    echo.line.send(b"last shouts")
+    assert select.select([reports], [], [], 30)[0]
+    error = watches[reports]()
+    assert isinstance(error, errors.GateError)
+    assert len(str(error)) < 8192
 
 
 @pytest.fixture

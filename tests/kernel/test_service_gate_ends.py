@@ -180,32 +180,9 @@ def test_gate_that_is_killed_ends_the_run(served: World, provider: Provider) -> 
     (served.state / "providers.toml").write_text(PROVIDERS.format(url=provider.url))
     with live_runs.live(served, STREAMS, more=MORE) as one:
         until(lambda: provider.seen)
-        (gate,) = [pid for pid in _gates() if b"sandbox.network.service.server" in _command(pid)]
-        os.kill(gate, signal.SIGKILL)
+        os.kill(live_runs.gate(b"sandbox.network.service.server"), signal.SIGKILL)
         assert provider.cut.wait(30)
         error = one.wait().error
         assert error is not None
         assert error.code == "gate_died"
         assert _asked(one)["whole"] is False
-
-
-def _gates() -> list[int]:
-    """Processes that this one started."""
-    mine = f"{os.getpid()}"
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if fields[1] == mine:
-                found.append(int(entry.name))
-    return found
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests import hello_kit as kit
-from tests.kernel import internet, tls_servers
+from tests.kernel import internet, live_runs, tls_servers
 from tests.kernel.internet import Internet, NetworkedWorld
+from tests.kernel.world import HEAD, TAIL
 
 NAME, OTHER, ALONE = "api.example.com", "other.example.com", "www.example.com"
 NAMED, NAMED6, GRANTED, GRANTED6 = "93.184.216.34", "2606:4700::1111", "198.51.100.7", "fd00:9::9"
@@ -154,6 +157,8 @@ TABLE: tuple[tuple[str, Any, str | None], ...] = (
     (f"say('granted', '{NAMED6}')", "answered", None),
     (f"say('nameless', '{NAMED}')", "ECONNRESET", "no_sni"),
     (f"say('nameless', '{GRANTED}')", "answered", None),
+    # A granted name, and an address that is granted as such and is none of its own.
+    (f"say('granted', '{GRANTED}')", "answered", None),
     (f"say('hidden', '{NAMED}')", "ECONNRESET", "ech_present"),
     (f"say('twice', '{NAMED}')", "ECONNRESET", "malformed"),
     (f"say('nul', '{NAMED}')", "ECONNRESET", "malformed"),
@@ -217,6 +222,7 @@ def test_what_gate_lets_through_and_what_it_resets(tmp_path: Path, warm: Path, n
     assert reached[f"{NAME}:{TLS}/tls"]["connections"] == 4
     assert reached[f"{NAME}:{TLS}/tls"]["bytes"] > 8 << 20
     assert reached[f"{NAME}:{CLEAR}/tls"]["connections"] == 105
+    assert reached[f"{GRANTED}:{CLEAR}/tls"]["connections"] == 2
     assert net.leftovers() == []
 
 
@@ -239,3 +245,20 @@ def test_last_destination_of_many_connections_has_its_row(tmp_path: Path, warm: 
     }  # fmt: skip
     each = len(kit.server_hello()) + len(hellos()["granted"][0])
     assert reached[f"{NAME}:{CLEAR}/tls"]["bytes"] == MANY * each
+    assert lost(world.rows()) == []
+
+
+def test_gate_that_is_killed_leaves_note_of_lost_counts(tmp_path: Path, warm: Path, net: Internet) -> None:
+    world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
+    code = HEAD + internet.PROBES + internet.TLS_PROBE + f"tls('{NAME}')\ntime.sleep(300)\n" + TAIL
+    with live_runs.live(world, code, files={"ca.pem": net.certificate}, network="full", more=GRANTS) as one:
+        os.kill(live_runs.gate(b"sandbox.network.tls.server"), signal.SIGKILL)
+        error = one.wait().error
+    assert error is not None
+    assert error.code == "gate_died"
+    assert len(lost(world.rows())) == 1
+
+
+def lost(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The notes of destinations that may not be counted."""
+    return [one["kind"] for one in rows if "had reported all" in one["kind"].get("reason", "")]

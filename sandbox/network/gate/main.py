@@ -23,15 +23,13 @@ from sandbox.kernel.proc import privdrop
 from sandbox.rate_limit import Tokens
 
 READY = b'{"ready":true}'
-# What the supervisor says once the agent is dead, to a gate that counts.
-END = b"end"
+# What the supervisor says once the agent is dead, to a gate that counts, and the answer after the last report.
+END, REPORTED = b"end", b'{"reported":true}'
 # A report has a target of at most so many characters, each of up to twelve bytes of JSON.
 _TARGET_CHARACTERS = 512
 REPORT_BYTES = 8192
 # The burst of reports of one gate, and the rate after it.
 BURST, PER_SECOND = 100, 50
-# Of destinations that are left at the end, so many have a report each.
-_LAST = 512
 # More descriptors than any gate gets.
 _DESCRIPTORS = 16
 
@@ -77,25 +75,20 @@ class GateInput:
 
     def reached(self, target: str, connections: int, carried: int) -> bool:
         """Report a destination with the connections and bytes since the last report. Returns whether it was sent."""
-        return self._counts.take(time.monotonic()) and self._sent(target, connections, carried)
+        return self._counts.take(time.monotonic()) and self._sent(_count(target, connections, carried))
 
     def end(self, counts: Mapping[str, tuple[int, int]]) -> NoReturn:
-        """Report the destinations that are left, without a limit of the rate, and end."""
-        rest = list(counts.values())[_LAST:]
-        last = dict(list(counts.items())[:_LAST])
-        if rest:
-            last[""] = sum(one for one, _ in rest), sum(carried for _, carried in rest)
+        """Report the destinations that are left, without a limit of the rate, say that these were all, and end."""
         room = select.poll()
         room.register(self.reports, select.POLLOUT)
-        for target, (connections, carried) in last.items():
-            while not self._sent(target, connections, carried):
+        for message in (*(_count(target, *both) for target, both in counts.items()), REPORTED):
+            while not self._sent(message):
                 room.poll()
         os._exit(0)
 
-    def _sent(self, target: str, connections: int, carried: int) -> bool:
-        row = {"reached": target[:_TARGET_CHARACTERS], "connections": connections, "bytes": carried}
+    def _sent(self, message: bytes) -> bool:
         try:
-            os.write(self.reports, json.dumps(row, separators=(",", ":")).encode())
+            os.write(self.reports, message)
         except BlockingIOError:
             return False
         except OSError:
@@ -114,6 +107,11 @@ class GateInput:
             return  # the supervisor is slow: there is a flood, which it has counted already
         except OSError:
             os._exit(1)  # the supervisor is gone
+
+
+def _count(target: str, connections: int, carried: int) -> bytes:
+    row = {"reached": target[:_TARGET_CHARACTERS], "connections": connections, "bytes": carried}
+    return json.dumps(row, separators=(",", ":")).encode()
 
 
 def main(module: str, control: str) -> NoReturn:

@@ -56,6 +56,8 @@ _STDERR_BYTES = 4096
 _DEATH_SECONDS = 0.25
 # The time that a gate may take to report what it still counts, before it is killed.
 _LAST_SECONDS = 5.0
+# The most of a gate's stderr that is read: it may be alive, and write without an end.
+_READ_BYTES = 1 << 20
 # The most reports read at once: the exchange with the agent continues in between.
 _AT_ONCE = 64
 # More than one report can count.
@@ -120,7 +122,7 @@ class GateProcess:
     def __init__(self, gate: Gate, child: spawn.Child, reports: socket.socket) -> None:
         self._gate, self._child, self._reports = gate, child, reports
         self.pid, self.pidfd = child.pid, child.pidfd
-        self._is_ready = False
+        self._is_ready = self._is_asked = self._has_reported = False
         self._reached: TellReached | None = None
         self._rest: Callable[[], errors.RunError | None] | None = None
         # Twice the rate of an honest gate. The burst is more than the socket holds when no process reads for a while.
@@ -163,23 +165,26 @@ class GateProcess:
         if self._rest is not None and pipes.readable(self._reports.fileno(), 0):
             self._rest()
 
-    def tell_last(self) -> None:
+    def tell_last(self) -> bool:
         """Have a gate that counts destinations report what is left, and end. Called once the agent is dead.
 
-        Its reports have a limited rate, so an agent could else reach a host last of all without a row.
+        Its reports have a limited rate, so an agent could else reach a host last of all without a row. Returns False
+        where not all was reported: the gate has ended before, was killed, or did not answer in time.
         """
         if self._reached is None or self._rest is None:
-            return
+            return True
         self.tell_rest()
         if not self._is_ready:
-            return  # it has not read a byte yet
+            return True  # it has not read a byte yet
+        self._is_asked = True
         with contextlib.suppress(OSError):
             self._reports.send(main.END)
         until = time.monotonic() + _LAST_SECONDS
         # Killed where it does not end in time: it is suspended, or no longer ours.
-        while pipes.readable(self._reports.fileno(), max(0.0, until - time.monotonic())):
+        while not self._has_reported and pipes.readable(self._reports.fileno(), max(0.0, until - time.monotonic())):
             if self._rest() is not None:
-                return
+                break
+        return self._has_reported
 
     def end(self) -> None:
         """Kill the gate with its run. A frozen gate dies only once its cgroup is thawed."""
@@ -201,6 +206,9 @@ class GateProcess:
             if message == main.READY and not self._is_ready:
                 self._is_ready = True
                 continue
+            if message == main.REPORTED and self._is_asked:
+                self._has_reported = True
+                continue
             is_slow = self._tokens.take(time.monotonic())
             if is_slow and (count := _count(message)) is not None:
                 if self._reached is not None:
@@ -218,6 +226,9 @@ class GateProcess:
             return self._reports.recv(main.REPORT_BYTES + 1)
         except BlockingIOError:
             return None
+        except ConnectionResetError:
+            # Once, where it ended and had not read ``END``. Its reports are still to be read (unix(7)).
+            return self._receive()
         except OSError:
             return b""
 
@@ -226,7 +237,9 @@ class GateProcess:
         os.set_blocking(self._child.stderr, False)
         data = b""
         with contextlib.suppress(BlockingIOError):
-            while chunk := os.read(self._child.stderr, 65536):
+            for _ in range(_READ_BYTES // 65536):
+                if not (chunk := os.read(self._child.stderr, 65536)):
+                    break
                 data = (data + chunk)[-_STDERR_BYTES:]
         lines = data.decode("ascii", "replace").strip().splitlines()
         said = "".join(c for c in lines[-1] if c.isprintable()) if lines else ""
