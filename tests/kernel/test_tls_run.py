@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from sandbox.control import manager
+from sandbox.control.manager import Requester
 from tests import hello_kit as kit
 from tests.kernel import internet, live_runs, tls_servers
 from tests.kernel.internet import Internet, NetworkedWorld
@@ -248,14 +250,19 @@ def test_last_destination_of_many_connections_has_its_row(tmp_path: Path, warm: 
     assert lost(world.rows()) == []
 
 
-def test_gate_that_is_killed_leaves_note_of_lost_counts(tmp_path: Path, warm: Path, net: Internet) -> None:
+@pytest.mark.parametrize(("how", "code"), [("dies", "gate_died"), ("is killed with its run", "stopped")])
+def test_gate_that_cannot_report_leaves_note(tmp_path: Path, warm: Path, net: Internet, how: str, code: str) -> None:
+    """A kill of a tree ends the gates together with the agent."""
     world = internet.configured(NetworkedWorld(tmp_path, warm=warm), net)
-    code = HEAD + internet.PROBES + internet.TLS_PROBE + f"tls('{NAME}')\ntime.sleep(300)\n" + TAIL
-    with live_runs.live(world, code, files={"ca.pem": net.certificate}, network="full", more=GRANTS) as one:
-        os.kill(live_runs.gate(b"sandbox.network.tls.server"), signal.SIGKILL)
+    probe = HEAD + internet.PROBES + internet.TLS_PROBE + f"tls('{NAME}')\ntime.sleep(300)\n" + TAIL
+    with live_runs.live(world, probe, files={"ca.pem": net.certificate}, network="full", more=GRANTS) as one:
+        if how == "dies":
+            os.kill(live_runs.gate(b"sandbox.network.tls.server"), signal.SIGKILL)
+        else:
+            manager.operate(world.state, Requester("operator@local", root=True), "kill", one.made.run_id, tree=True)
         error = one.wait().error
     assert error is not None
-    assert error.code == "gate_died"
+    assert error.code == code
     assert len(lost(world.rows())) == 1
 
 
