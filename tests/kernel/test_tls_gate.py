@@ -43,6 +43,8 @@ ENTRIES = (
 NAMED, NAMED6, GRANTED, GRANTED6 = "93.184.216.34", "2606:4700::1111", "198.51.100.7", "fd00:9::9"
 # Another address of the name, at which there is no server.
 DEAD = "93.184.216.36"
+# Four times as much as a server has room for that does not read.
+LAST_BYTES = 1 << 20
 # 443 speaks TLS, 444 answers a hello and goes on in clear, 445 asks every client for a second hello.
 TLS, CLEAR, RETRY = 443, 444, 445
 
@@ -487,3 +489,37 @@ def test_gate_that_ends_leaves_its_port_closed(artefacts: Artefacts, tmp_path: P
                 assert ended.code == "gate_died"
                 with pytest.raises(ConnectionRefusedError):
                     made.connected(NAMED, TLS)
+
+
+def test_counted_bytes_of_last_moment_arrive(artefacts: Artefacts, tmp_path: Path) -> None:
+    """The gate's end is no reset: its kernel still sends what a slow server has not taken."""
+    told: list[int] = []
+
+    def reached(target: str, connections: int, carried: int | None) -> None:
+        told.append(carried or 0)
+
+    with three_namespaces.made() as spaces:
+        _load(spaces, artefacts, tmp_path)
+        with spaces.listen("world", "0.0.0.0", CLEAR) as listener, contextlib.ExitStack() as stack:
+            inside: Callable[[Callable[[], object]], object] = functools.partial(spaces.within, "gateway")
+            plan = artefacts.json("gates.json")["tls"]
+            opened = stack.enter_context(tls_gate.open(plan, inside=inside, denied=lambda _: None, reached=reached))
+            opened.process.ready()
+            made = World(spaces, Certificates(tmp_path, NAME), {})
+            made.close()
+            agent = stack.enter_context(made.connected(NAMED, CLEAR))
+            agent.sendall(kit.hello(NAME))
+            taken = stack.enter_context(listener.accept()[0])
+            taken.settimeout(30)
+            assert taken.recv(65536) == kit.hello(NAME)
+            taken.sendall(kit.server_hello())
+            assert agent.recv(65536) == kit.server_hello()
+            agent.sendall(b"x" * LAST_BYTES)
+            (reports,) = opened.watches.keys() - {opened.process.pidfd}
+            # More than the server has room for: the rest is in the gate's kernel.
+            while sum(told) < LAST_BYTES // 4:
+                assert select.select([reports], [], [], 30)[0]
+                assert opened.watches[reports]() is None
+            assert opened.process.tell_last()
+            opened.process.end()
+            assert tls_servers.take(taken, LAST_BYTES) == sum(told) - len(kit.hello(NAME) + kit.server_hello())

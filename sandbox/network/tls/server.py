@@ -134,6 +134,8 @@ class TlsServer:
 
     def uncounted(self) -> Mapping[str, tuple[int, int]]:
         """The destinations that were not reported, with their connections and bytes."""
+        for connection in self._connections:
+            self._count(connection)
         return self._uncounted
 
     def _accept(self, listener: socket.socket, now: float) -> None:
@@ -312,7 +314,7 @@ def serve(gate: Any) -> None:
     )
     gate.seal()
     server.serve()
-    server.close()
+    # Its end closes all connections. A reset would take back what was counted and not sent.
     gate.end(server.uncounted())
 
 
