@@ -22,6 +22,7 @@ import pytest
 from policy import denials
 from policy.compile.artefacts import Artefacts
 from policy.compile.network.firewall import GATE_UID, TLS_PORT
+from sandbox.network import reached as reached_rows
 from sandbox.network.gate import process as gate_process
 from sandbox.network.gate import told_names
 from sandbox.network.tls import gate as tls_gate
@@ -43,6 +44,8 @@ ENTRIES = (
 NAMED, NAMED6, GRANTED, GRANTED6 = "93.184.216.34", "2606:4700::1111", "198.51.100.7", "fd00:9::9"
 # Another address of the name, at which there is no server.
 DEAD = "93.184.216.36"
+# More names than a gate keeps and its line holds.
+NAMES = 1000
 # Four times as much as a server has room for that does not read.
 LAST_BYTES = 1 << 20
 # 443 speaks TLS, 444 answers a hello and goes on in clear, 445 asks every client for a second hello.
@@ -523,3 +526,39 @@ def test_counted_bytes_of_last_moment_arrive(artefacts: Artefacts, tmp_path: Pat
             assert opened.process.tell_last()
             opened.process.end()
             assert tls_servers.take(taken, LAST_BYTES) == sum(told) - len(kit.hello(NAME) + kit.server_hello())
+
+
+def test_names_of_wildcard_that_wait_are_bounded_and_none_is_lost(artefacts: Artefacts, tmp_path: Path) -> None:
+    """The supervisor reads no report until the end, so that all but a socket's room of them waits in the gate."""
+    told: dict[str, int] = {}
+
+    def reached(target: str, connections: int, carried: int | None) -> None:
+        told[target] = told.get(target, 0) + connections
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(NAMES):
+            with listener.accept()[0] as taken:
+                taken.recv(65536)
+
+    def ask() -> None:
+        for number in range(NAMES):
+            with socket.create_connection((NAMED, TLS), timeout=30) as made:
+                made.sendall(kit.hello(f"n{number}.wild.example.org"))
+                assert made.recv(1) == b""
+
+    with three_namespaces.made() as spaces:
+        _load(spaces, artefacts, tmp_path)
+        with spaces.listen("world", "0.0.0.0", TLS) as listener, contextlib.ExitStack() as stack:
+            inside: Callable[[Callable[[], object]], object] = functools.partial(spaces.within, "gateway")
+            plan = artefacts.json("gates.json")["tls"]
+            opened = stack.enter_context(tls_gate.open(plan, inside=inside, denied=lambda _: None, reached=reached))
+            opened.process.ready()
+            thread = threading.Thread(target=serve, args=(listener,))
+            thread.start()
+            spaces.within("agent", ask)
+            thread.join(60)
+            assert told == {}
+            assert opened.process.tell_last()
+    assert told["n0.wild.example.org:443/tls"] == 1
+    assert told[reached_rows.REST] > 0
+    assert sum(told.values()) == NAMES

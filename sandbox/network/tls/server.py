@@ -124,14 +124,6 @@ class TlsServer:
         self._listen()
         self._report()
 
-    def close(self) -> None:
-        """Close all connections. The caller still owns the listeners."""
-        for connection in tuple(self._connections):
-            connection.close()
-            self._wait_for(connection)
-        self._pipes.close()
-        self._epoll.close()
-
     def uncounted(self) -> Mapping[str, tuple[int, int]]:
         """The destinations that were not reported, with their connections and bytes."""
         for connection in self._connections:
