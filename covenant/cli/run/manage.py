@@ -282,14 +282,15 @@ def pieces(
 
     Without ``follow`` it is what was said before the first question: a run may write faster than it is read.
     """
-    offset, ends = 0, -1
+    offset, ends = 0, None
     while True:
         piece = (ask or _asked)("logs", run=run, offset=offset, stream=stream)
         yield {**piece, "asked": offset}
         # The rest of it is asked for by its whole id: another may begin alike by then.
         run, got = piece["run_id"], piece["next"] > offset
-        offset, ends = piece["next"], piece["ends"] if ends < 0 else ends
-        if not follow and offset >= ends:
+        # A keeper of an older release does not say where its text ends.
+        offset, ends = piece["next"], piece.get("ends") if ends is None else ends
+        if not follow and ends is not None and offset >= ends:
             return
         if not got and not (follow and piece["live"]):
             return

@@ -83,6 +83,17 @@ def test_logs_of_run_that_writes_faster_than_it_is_read_end() -> None:
     assert [piece["asked"] for piece in pieces] == [0, 40, 80]
 
 
+def test_logs_of_keeper_of_older_release_end_where_nothing_is_left() -> None:
+    """A run that went on through an upgrade has a keeper that does not say where its text ends."""
+
+    def asked(kind: str, *, run: str, offset: int, stream: str) -> dict[str, object]:
+        upto = min(offset + 40, 100)
+        return {"run_id": run, "live": True, "begins": offset, "next": upto, "text": "x" * (upto - offset)}
+
+    pieces = manage.pieces("a" * 36, "stderr", follow=False, ask=asked)
+    assert [piece["asked"] for piece in pieces] == [0, 40, 80, 100]
+
+
 def test_logs_of_terminal_have_plain_line_ends() -> None:
     """An agent chose the text: a terminal full of `\\r` must not take hours to print."""
     returns = "\r" * (1 << 20)
