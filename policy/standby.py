@@ -45,7 +45,17 @@ class Machine(Struct, frozen=True):
     @property
     def room(self) -> bool:
         """Whether one more instance may be made."""
-        return self.some <= STALLED_SOME and self.available_mb - COST_MB >= self.reserve_mb
+        return not self.lacks
+
+    @property
+    def lacks(self) -> str:
+        """Return why no instance may be made, in words; empty where one may."""
+        if self.some > STALLED_SOME:
+            return f"programs wait for memory {self.some:g} % of the time, {STALLED_SOME:g} % at most"
+        if self.available_mb - COST_MB < self.reserve_mb:
+            stay = f"one takes {COST_MB}, and {self.reserve_mb} stay for runs"
+            return f"{self.available_mb} MiB of memory are available; {stay}"
+        return ""
 
     @property
     def short_mb(self) -> int:

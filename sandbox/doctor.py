@@ -197,17 +197,15 @@ def _freezer(config: Config, deadline: float) -> Finding:
 
 def standby(config: Config, deadline: float) -> Finding:
     """Report the agents whose standby instances the supervisor holds back now, with the reasons."""
-    now_ms = int(time.time() * 1000)
     try:
         kept = len(wanted.wanted(config.state))
-        waiting = backoff.waiting(config.state, now_ms=now_ms)
+        why = backoff.why_not_ready(config.state, now_ms=int(time.time() * 1000))
     except PermissionError:
         return Finding(Status.UNKNOWN, "the state is root's to read", "run it with sudo")
-    if not waiting:
+    if not why:
         return _ok(f"{kept} agents are to be kept ready" if kept else "no agent is to be kept ready")
-    words = "; ".join(one.line(now_ms) for one in waiting)
     return Finding(
-        Status.DEGRADED, words, "docs/standby.md says what an agent that waits does; its log says how it ended"
+        Status.DEGRADED, "; ".join(why), "docs/standby.md says what an agent that waits does; its log says how it ended"
     )
 
 

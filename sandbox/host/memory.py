@@ -9,6 +9,7 @@ from typing import Final
 import psutil
 from msgspec import Struct
 
+from policy import standby
 from sandbox.kernel import small_files
 
 _MIB: Final = 1 << 20
@@ -58,3 +59,13 @@ def stalls() -> tuple[float, float]:
             words = line.split()
             found[words[0]] = float(words[1].removeprefix("avg10="))
     return found["some"], found["full"]
+
+
+def machine() -> standby.Machine:
+    """Return the machine's memory and its stalls, as the plan of instances takes them.
+
+    Raises:
+        OSError: Raised when /proc lacks the numbers.
+    """
+    found = read()
+    return standby.Machine(found.total_mb, found.available_mb, *stalls())

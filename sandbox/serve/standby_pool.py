@@ -21,7 +21,7 @@ from typing import Protocol
 
 from policy import errors, standby
 from sandbox.config import Config
-from sandbox.host import memory as host_memory
+from sandbox.host import memory
 from sandbox.serve import standby_worker, systemd
 from sandbox.serve.standby_worker import ASK, ENDED, FULL, TOLD
 from sandbox.standby import backoff, dispatch
@@ -41,16 +41,6 @@ _SLOW_SECONDS = 10.0
 AT_ONCE, IN_ALL = 32, 512
 # What one of them says at once, at most.
 _SAID_BYTES = 4096
-
-
-def memory() -> standby.Machine:
-    """Read the memory of this machine and its stalls.
-
-    Raises:
-        OSError: the kernel does not say.
-    """
-    found = host_memory.read()
-    return standby.Machine(found.total_mb, found.available_mb, *host_memory.stalls())
 
 
 class PoolLoop(Protocol):
@@ -117,7 +107,7 @@ class Pool:
     loop: PoolLoop
     alive: int
     host_network: int = -1
-    machine: Callable[[], standby.Machine] = memory
+    machine: Callable[[], standby.Machine] = memory.machine
     _made: dict[int, _Made] = field(default_factory=dict)
     _holders: list[_Holder] = field(default_factory=list)
     _wanted: dict[str, Wanted] = field(default_factory=dict)

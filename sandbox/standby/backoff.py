@@ -14,6 +14,8 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
+from sandbox.host import memory
+from sandbox.standby import wanted
 from sandbox.storage import atomic_file, json_cache
 
 _NAME = "standby-retries"
@@ -63,6 +65,18 @@ def waiting(state: Path, *, now_ms: int) -> list[Retry]:
         names = sorted(name for name in os.listdir(state / _NAME) if not name.startswith("."))
     read = (_read(state / _NAME / name) for name in names)
     return [one for one in read if one is not None and one.until_ms > now_ms]
+
+
+def why_not_ready(state: Path, *, now_ms: int) -> list[str]:
+    """Say why there may be fewer instances than are asked for: the machine has no room, and each try to come.
+
+    Raises:
+        OSError: the state is not this user's to read, or the kernel does not say its memory.
+    """
+    why = [one.line(now_ms) for one in waiting(state, now_ms=now_ms)]
+    if wanted.wanted(state) and (lacks := memory.machine().lacks):
+        why.insert(0, f"no more instances are made now: {lacks}")
+    return why
 
 
 def _read(path: Path) -> Retry | None:

@@ -20,6 +20,7 @@ from sandbox import unix_wire
 from sandbox.run_result import RunResult
 from sandbox.serve import filter_reader, worker_pool
 from sandbox.serve.api import client
+from sandbox.standby import backoff
 from tests.kernel.world import ROOT, SLOWNESS, World, worlds_ended
 
 # A user of this machine's that no file belongs to, and who may ask.
@@ -185,6 +186,11 @@ def asked(path: Path, package: Path, text: str = "hi", **fields: Any) -> socket.
         frame = unix_wire.encode({"kind": "run", "text": text, **fields})
         unix_wire.send(made, frame, until=None, fds=[directory])
     return made
+
+
+def why_not_ready(served: Served) -> list[str]:
+    """Why instances that are waited for may not be made."""
+    return backoff.why_not_ready(served.world.state, now_ms=int(time.time() * 1000))
 
 
 def children_of(pid: int) -> list[int]:

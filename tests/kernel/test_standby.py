@@ -98,7 +98,7 @@ def _ready(served: Served, agent_id: str) -> list[Entry]:
 def _until(true: Callable[[], bool], served: Served) -> None:
     until = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < until, served.log()
+        assert time.monotonic() < until, (served.log(), serving.why_not_ready(served))
         time.sleep(0.02)
 
 

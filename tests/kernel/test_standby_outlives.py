@@ -49,7 +49,7 @@ def shared() -> Iterator[Path]:
 def _until(true: Callable[[], bool], served: Served) -> None:
     until = time.monotonic() + PATIENCE
     while not true():
-        assert time.monotonic() < until, served.log()
+        assert time.monotonic() < until, (served.log(), serving.why_not_ready(served))
         time.sleep(0.02)
 
 

@@ -119,14 +119,13 @@ def table(runs: list[dict[str, Any]], before: dict[str, int], seconds: float) ->
 
 
 def not_ready() -> list[str]:
-    """Return, for root, the agents that the supervisor does not prewarm at the moment."""
+    """Return, for root, why the supervisor keeps fewer instances ready than are asked for."""
     if os.geteuid() != 0:
         return []
     from sandbox.standby import backoff
 
-    now_ms = int(time.time() * 1000)
-    waiting = backoff.waiting(common.state(), now_ms=now_ms)
-    return [common.visible(f"standby: {one.line(now_ms)}") for one in waiting]
+    why = backoff.why_not_ready(common.state(), now_ms=int(time.time() * 1000))
+    return [common.visible(f"standby: {line}") for line in why]
 
 
 def _row(one: dict[str, Any], before: dict[str, int], seconds: float) -> tuple[str, ...]:

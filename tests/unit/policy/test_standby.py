@@ -26,6 +26,10 @@ def test_one_more_is_made_only_beside_reserve_and_where_little_waits(
 ) -> None:
     machine = Machine(2_000, available_mb, some)
     assert machine.room is room
+    if some > 10:
+        assert machine.lacks == "programs wait for memory 10.1 % of the time, 10 % at most"
+    elif not room:
+        assert machine.lacks == "575 MiB of memory are available; one takes 64, and 512 stay for runs"
     assert standby.plan({"a": 1}, [], machine) == Plan("a" if room else None)
 
 

@@ -10,7 +10,6 @@ import pytest
 from policy import standby
 from sandbox.host import memory
 from sandbox.host.memory import Memory
-from sandbox.serve import standby_pool
 
 OTHERS = "".join(
     f"{name}: 1 kB\n" for name in ("Buffers", "Cached", "SReclaimable", "Shmem", "Active", "Inactive", "Slab")
@@ -33,14 +32,14 @@ def test_it_is_what_kernel_says() -> None:
 def test_pool_reads_it_with_and_without_pressure(proc: Path) -> None:
     (proc / "meminfo").write_text(f"MemTotal:  2048000 kB\nMemFree: 1 kB\nMemAvailable:  1024000 kB\n{OTHERS}")
     assert memory.read() == Memory(2000, 1000)
-    assert standby_pool.memory() == standby.Machine(2000, 1000)
+    assert memory.machine() == standby.Machine(2000, 1000)
     (proc / "pressure").mkdir()
     lines = "some avg10=1.50 avg60=0.00 avg300=0.00 total=1\nfull avg10=0.25 avg60=0 avg300=0 total=0\n"
     (proc / "pressure" / "memory").write_text(lines)
-    assert standby_pool.memory() == standby.Machine(2000, 1000, 1.5, 0.25)
+    assert memory.machine() == standby.Machine(2000, 1000, 1.5, 0.25)
     for torn in ("", "some\n", "some avg10=\n", "some avg10=x\n"):
         (proc / "pressure" / "memory").write_text(torn)
-        assert standby_pool.memory() == standby.Machine(2000, 1000)
+        assert memory.machine() == standby.Machine(2000, 1000)
 
 
 @pytest.mark.parametrize("text", [None, "", "MemFree: 1 kB\n", "MemTotal: x kB\nMemFree: 1 kB\n"])

@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
+from policy.package import Package
 from sandbox import doctor
 from sandbox.config import Config
 from sandbox.doctor import Status
-from sandbox.standby import backoff
+from sandbox.standby import backoff, wanted
 
 
 @pytest.fixture
@@ -67,3 +69,27 @@ def test_doctor_says_it(state: Path) -> None:
     assert found.status is Status.DEGRADED
     assert found.found.startswith("`restless` did not wait for its intent: next try in ")
     assert found.mend
+
+
+def test_doctor_says_that_machine_has_no_room(state: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The control is the same machine without a stall, and one that keeps no agent ready."""
+    proc = tmp_path / "proc"
+    (proc / "pressure").mkdir(parents=True)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(proc))
+    # Buffers to Slab are lines that psutil reads.
+    names = ("Buffers", "Cached", "Shmem", "SReclaimable", "Active", "Inactive", "Slab")
+    others = "".join(f"{name}: 1 kB\n" for name in names)
+    (proc / "meminfo").write_text(f"MemTotal: 24000000 kB\nMemFree: 1 kB\nMemAvailable: 20000000 kB\n{others}")
+    stalled = "some avg10=43.20 avg60=0.00 avg300=0.00 total=1\n"
+    (proc / "pressure" / "memory").write_text(stalled)
+    assert doctor.standby(Config(state=state), 0.0).status is Status.OK
+    wanted.want(state, Package({"agent.toml": b"[agent]"}, b"e"), agent_id="ready", count=1, package_name="/p")
+    backoff.note(state, "dies", count=2, restless=False, wait_seconds=600)
+    found = doctor.standby(Config(state=state), 0.0)
+    assert found.status is Status.DEGRADED
+    assert found.found.startswith(
+        "no more instances are made now: programs wait for memory 43.2 % of the time, 10 % at most; `dies` 2 instances "
+    )
+    (proc / "pressure" / "memory").write_text(stalled.replace("43.20", "9.00"))
+    backoff.over(state, "dies")
+    assert doctor.standby(Config(state=state), 0.0).status is Status.OK
