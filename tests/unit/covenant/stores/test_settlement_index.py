@@ -242,7 +242,7 @@ async def test_receipts_take_no_memory(path: Path) -> None:
                 await append(first, 300)
             gc.collect()
             # As lines in memory they take 600 bytes each; pydantic keeps up to 16,384 short strings, such as ids. There
-            # are so many that what else the process keeps meanwhile (40 kB once) is little.
+            # are so many that what else the process keeps meanwhile (33 kB once) is little.
             assert tracemalloc.get_traced_memory()[0] - before < 3000 * 100
         finally:
             tracemalloc.stop()
