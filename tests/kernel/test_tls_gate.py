@@ -168,6 +168,23 @@ def _load(spaces: Namespaces, artefacts: Artefacts, directory: Path) -> None:
             spaces.run("gateway", "nft", "add", "element", "inet", "covenant", name, element)
 
 
+@contextlib.contextmanager
+def _gate_alone(
+    artefacts: Artefacts, directory: Path, port: int, reached: reached_rows.TellReached | None = None
+) -> Iterator[tuple[Namespaces, socket.socket, gate_process.OpenGate]]:
+    """A gate that is ready, in namespaces of its own, and a listener at a port of the world."""
+    with three_namespaces.made() as spaces:
+        _load(spaces, artefacts, directory)
+        inside: Callable[[Callable[[], object]], object] = functools.partial(spaces.within, "gateway")
+        plan = artefacts.json("gates.json")["tls"]
+        with (
+            spaces.listen("world", "0.0.0.0", port) as listener,
+            tls_gate.open(plan, inside=inside, denied=lambda _: None, reached=reached) as opened,
+        ):
+            opened.process.ready()
+            yield spaces, listener, opened
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left_of_others(world: World) -> None:
     world.refusals()
@@ -475,23 +492,17 @@ def test_gate_holds_no_right_and_nothing_of_ours(world: World) -> None:
 
 
 def test_gate_that_ends_leaves_its_port_closed(artefacts: Artefacts, tmp_path: Path) -> None:
-    with three_namespaces.made() as spaces:
-        _load(spaces, artefacts, tmp_path)
-        with spaces.listen("world", "0.0.0.0", TLS):
-            inside: Callable[[Callable[[], object]], object] = functools.partial(spaces.within, "gateway")
-            gate = tls_gate.open(artefacts.json("gates.json")["tls"], inside=inside, denied=lambda denial: None)
-            with gate as opened:
-                opened.process.ready()
-                made = World(spaces, Certificates(tmp_path, NAME), {})
-                made.close()
-                made.connected(NAMED, TLS).close()
-                os.kill(opened.process.pid, 9)
-                assert select.select([opened.process.pidfd], [], [], 30)[0]
-                ended = opened.watches[opened.process.pidfd]()
-                assert ended is not None
-                assert ended.code == "gate_died"
-                with pytest.raises(ConnectionRefusedError):
-                    made.connected(NAMED, TLS)
+    with _gate_alone(artefacts, tmp_path, TLS) as (spaces, _, opened):
+        made = World(spaces, Certificates(tmp_path, NAME), {})
+        made.close()
+        made.connected(NAMED, TLS).close()
+        os.kill(opened.process.pid, 9)
+        assert select.select([opened.process.pidfd], [], [], 30)[0]
+        ended = opened.watches[opened.process.pidfd]()
+        assert ended is not None
+        assert ended.code == "gate_died"
+        with pytest.raises(ConnectionRefusedError):
+            made.connected(NAMED, TLS)
 
 
 def test_counted_bytes_of_last_moment_arrive(artefacts: Artefacts, tmp_path: Path) -> None:
@@ -501,31 +512,28 @@ def test_counted_bytes_of_last_moment_arrive(artefacts: Artefacts, tmp_path: Pat
     def reached(target: str, connections: int, carried: int | None) -> None:
         told.append(carried or 0)
 
-    with three_namespaces.made() as spaces:
-        _load(spaces, artefacts, tmp_path)
-        with spaces.listen("world", "0.0.0.0", CLEAR) as listener, contextlib.ExitStack() as stack:
-            inside: Callable[[Callable[[], object]], object] = functools.partial(spaces.within, "gateway")
-            plan = artefacts.json("gates.json")["tls"]
-            opened = stack.enter_context(tls_gate.open(plan, inside=inside, denied=lambda _: None, reached=reached))
-            opened.process.ready()
-            made = World(spaces, Certificates(tmp_path, NAME), {})
-            made.close()
-            agent = stack.enter_context(made.connected(NAMED, CLEAR))
-            agent.sendall(kit.hello(NAME))
-            taken = stack.enter_context(listener.accept()[0])
-            taken.settimeout(30)
-            assert taken.recv(65536) == kit.hello(NAME)
-            taken.sendall(kit.server_hello())
-            assert agent.recv(65536) == kit.server_hello()
-            agent.sendall(b"x" * LAST_BYTES)
-            (reports,) = opened.watches.keys() - {opened.process.pidfd}
-            # More than the server has room for: the rest is in the gate's kernel.
-            while sum(told) < LAST_BYTES // 4:
-                assert select.select([reports], [], [], 30)[0]
-                assert opened.watches[reports]() is None
-            assert opened.process.tell_last()
-            opened.process.end()
-            assert tls_servers.take(taken, LAST_BYTES) == sum(told) - len(kit.hello(NAME) + kit.server_hello())
+    with (
+        _gate_alone(artefacts, tmp_path, CLEAR, reached) as (spaces, listener, opened),
+        contextlib.ExitStack() as stack,
+    ):
+        made = World(spaces, Certificates(tmp_path, NAME), {})
+        made.close()
+        agent = stack.enter_context(made.connected(NAMED, CLEAR))
+        agent.sendall(kit.hello(NAME))
+        taken = stack.enter_context(listener.accept()[0])
+        taken.settimeout(30)
+        assert taken.recv(65536) == kit.hello(NAME)
+        taken.sendall(kit.server_hello())
+        assert agent.recv(65536) == kit.server_hello()
+        agent.sendall(b"x" * LAST_BYTES)
+        (reports,) = opened.watches.keys() - {opened.process.pidfd}
+        # More than the server has room for: the rest is in the gate's kernel.
+        while sum(told) < LAST_BYTES // 4:
+            assert select.select([reports], [], [], 30)[0]
+            assert opened.watches[reports]() is None
+        assert opened.process.tell_last()
+        opened.process.end()
+        assert tls_servers.take(taken, LAST_BYTES) == sum(told) - len(kit.hello(NAME) + kit.server_hello())
 
 
 def test_names_of_wildcard_that_wait_are_bounded_and_none_is_lost(artefacts: Artefacts, tmp_path: Path) -> None:
@@ -546,19 +554,13 @@ def test_names_of_wildcard_that_wait_are_bounded_and_none_is_lost(artefacts: Art
                 made.sendall(kit.hello(f"n{number}.wild.example.org"))
                 assert made.recv(1) == b""
 
-    with three_namespaces.made() as spaces:
-        _load(spaces, artefacts, tmp_path)
-        with spaces.listen("world", "0.0.0.0", TLS) as listener, contextlib.ExitStack() as stack:
-            inside: Callable[[Callable[[], object]], object] = functools.partial(spaces.within, "gateway")
-            plan = artefacts.json("gates.json")["tls"]
-            opened = stack.enter_context(tls_gate.open(plan, inside=inside, denied=lambda _: None, reached=reached))
-            opened.process.ready()
-            thread = threading.Thread(target=serve, args=(listener,))
-            thread.start()
-            spaces.within("agent", ask)
-            thread.join(60)
-            assert told == {}
-            assert opened.process.tell_last()
+    with _gate_alone(artefacts, tmp_path, TLS, reached) as (spaces, listener, opened):
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        spaces.within("agent", ask)
+        thread.join(60)
+        assert told == {}
+        assert opened.process.tell_last()
     assert told["n0.wild.example.org:443/tls"] == 1
     assert told[reached_rows.REST] > 0
     assert sum(told.values()) == NAMES
