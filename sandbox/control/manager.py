@@ -135,8 +135,8 @@ def attach(state: Path, requester: Requester, run: str, pipes: Sequence[int], si
 def logs(state: Path, requester: Requester, run: str, offset: int = 0, *, stream: Stream = "stderr") -> dict[str, Any]:
     """Return the stderr of a run from ``offset`` on, in parts: ask again from ``next``. Or its stdout, once it failed.
 
-    ``begins`` is later than ``offset`` when the part between was not kept. Text so far ends at ``ends``; ``live``: more
-    may come.
+    ``begins`` is where the text begins: later than ``offset`` when the part between was not kept. ``ends`` is where all
+    that was said so far ends, and ``live`` says whether there may be more.
 
     Raises:
         errors.NoRunError: there is no such run, and no record of one.
@@ -173,15 +173,10 @@ def _logs(state: Path, requester: Requester, run: str, offset: int, stream: Stre
         if stream == "stdout"
         else (record.stderr.encode(), record.stderr_bytes)
     )
-    begins = max(offset, total - len(kept))
+    begins, end = max(offset, total - len(kept)), max(offset, total)
     text = kept[len(kept) - max(0, total - begins) :] if total > begins else b""
-    return {
-        "run_id": record.run_id,
-        "live": False,
-        "begins": begins,
-        **dict.fromkeys(("next", "ends"), max(begins, total)),
-        "text": text.decode(errors="replace"),
-    }
+    place = {"begins": begins, "next": end, "ends": end}
+    return {"run_id": record.run_id, "live": False, **place, "text": text.decode(errors="replace")}
 
 
 def ended(

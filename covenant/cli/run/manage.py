@@ -276,7 +276,7 @@ def line_ends(text: str) -> tuple[str, str]:
 
 
 def pieces(
-    run: str, stream: Stream, *, follow: bool, ask: Callable[..., dict[str, Any]] | None = None
+    run: str, stream: Stream, *, follow: bool, ask: Callable[..., dict[str, Any]] = _asked
 ) -> Iterator[dict[str, Any]]:
     """A run's stderr, or stdout, piece by piece; ``asked`` is from where it was asked for.
 
@@ -284,7 +284,7 @@ def pieces(
     """
     offset, ends = 0, None
     while True:
-        piece = (ask or _asked)("logs", run=run, offset=offset, stream=stream)
+        piece = ask("logs", run=run, offset=offset, stream=stream)
         yield {**piece, "asked": offset}
         # The rest of it is asked for by its whole id: another may begin alike by then.
         run, got = piece["run_id"], piece["next"] > offset
